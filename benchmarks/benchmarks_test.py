@@ -45,6 +45,20 @@ class TrainingBench(unittest.TestCase):
         self.assertGreater(row["tokens_per_second"], 0)
         self.assertGreater(record["loss"], 0)
 
+    def test_experts_count_where_a_token_chooses_them(self):
+        config = HERE.parent / "tests/data/golden/olmoe/config.json"
+        stated = json.loads(config.read_text())
+        result = run(TRAINING_BENCH, config, "--batch", "2", "--sequence", "8", "--steps", "1", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        record = json.loads(result.stdout)
+        hidden, layers = stated["hidden_size"], stated["num_hidden_layers"]
+        unchosen = stated["num_experts"] - stated["num_experts_per_tok"]
+        multiplied = (record["parameters"] - stated["vocab_size"] * hidden
+                      - layers * unchosen * 3 * hidden * stated["intermediate_size"])
+        expected = 6 * multiplied + 6 * layers * hidden * 8  # heads x head_dim is hidden
+        actual = record["flops_per_second"] / record["results"][0]["tokens_per_second"]
+        self.assertAlmostEqual(actual / expected, 1, delta=1e-3)
+
     def test_a_missing_config_is_named(self):
         result = run(TRAINING_BENCH, "/nowhere/config.json")
         self.assertEqual(result.returncode, 1)
@@ -198,6 +212,11 @@ class Peers(unittest.TestCase):
         self.assertEqual(self.peers.decode_bytes_per_token(experts, 0, 64, 1, 2), 200 + 100 + 128 * 32.5)
         self.assertEqual(self.peers.decode_bytes_per_token(experts, 0, 64, 4, 2), (200 + 400) / 4 + 128 * 32.5)
         self.assertEqual(self.peers.decode_bytes_per_token(experts, 0, 64, 32, 2), 1000 / 32 + 128 * 32.5)
+        # Of a latent of 6 values, one for keys and values, and heads of 3 and 2: 2 layers * 6 values of 2 bytes a token.
+        latent = self.FACTS | {"latent_values": 6, "head_widths": 5}
+        self.assertEqual(self.peers.decode_bytes_per_token(latent, 0, 64, 1, 2), 1000 + 24 * 32.5)
+        self.assertEqual(self.peers.prefill_operations_per_token(latent, 0, 512),
+                         1200 + 2 * 2 * 4 * 5 * 256.5 + 600 / 512)
         attention = 4 * 2 * 4 * 8 * 256.5
         self.assertEqual(self.peers.prefill_operations_per_token(self.FACTS, 0, 512), 1200 + attention + 600 / 512)
         self.assertTrue(self.peers.is_quantized(self.FACTS))

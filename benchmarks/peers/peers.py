@@ -91,16 +91,26 @@ def count_gguf(path):
         if tensor.name == "token_embd.weight" and head != tensor.name:
             continue
         weight_bytes += int(tensor.n_bytes)
-        if len(tensor.shape) == 2 and tensor.name != head and not tensor.name.endswith("_exps.bias"):
+        experts_of_layer = "_exps." in tensor.name
+        if len(tensor.shape) in (2, 3) and tensor.name != head and not experts_of_layer:  # of 3: a matrix for each head
             matrix_elements += int(tensor.n_elements)
-        elif len(tensor.shape) == 3:  # the experts of a layer
+        elif len(tensor.shape) == 3:
             matrix_elements += int(tensor.n_elements) * chosen // num_experts
             expert_bytes += int(tensor.n_bytes)
     head_elements = next(int(tensor.n_elements) for tensor in reader.tensors if tensor.name == head)
     return {"weight_bytes": weight_bytes, "matrix_elements": matrix_elements, "head_elements": head_elements,
             "layers": number("block_count"), "heads": heads, "kv_heads": number("attention.head_count_kv", heads),
             "head_dim": number("attention.key_length", hidden // heads), "bytes_by_type": types,
+            **latent_facts(number),
             **({"expert_bytes": expert_bytes, "experts": num_experts, "chosen_experts": chosen} if num_experts else {})}
+
+
+def latent_facts(number):
+    """Of attention over latents: the values of a cached token, which keys and values share, and widths of heads."""
+    if not number("attention.kv_lora_rank"):
+        return {}
+    return {"latent_values": number("attention.key_length"),
+            "head_widths": number("attention.key_length_mla") + number("attention.value_length_mla")}
 
 
 def is_quantized(facts):
@@ -121,7 +131,8 @@ def prefill_peak(facts, ceiling):
 
 def decode_bytes_per_token(facts, depth, gen, batch, kv_value_bytes):
     mean_length = depth + (gen + 1) / 2
-    kv = 2 * facts["layers"] * facts["kv_heads"] * facts["head_dim"] * kv_value_bytes * mean_length
+    values = facts.get("latent_values", 2 * facts["kv_heads"] * facts["head_dim"])
+    kv = facts["layers"] * values * kv_value_bytes * mean_length
     return step_weight_bytes(facts, batch) / batch + kv
 
 
@@ -134,7 +145,8 @@ def step_weight_bytes(facts, batch):
 
 
 def prefill_operations_per_token(facts, depth, prompt):
-    attention = 4 * facts["layers"] * facts["heads"] * facts["head_dim"] * (depth + (prompt + 1) / 2)
+    widths = facts.get("head_widths", 2 * facts["head_dim"])
+    attention = 2 * facts["layers"] * facts["heads"] * widths * (depth + (prompt + 1) / 2)
     return 2 * facts["matrix_elements"] + attention + 2 * facts["head_elements"] / prompt
 
 

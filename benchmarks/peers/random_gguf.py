@@ -4,7 +4,7 @@
 
     random_gguf.py CONFIG.json OUT.gguf [--type f16|bf16|f32] [--quantize TYPE ...]
 
-CONFIG.json is a config.json of model_type llama, qwen2, qwen3_moe or gpt_oss. Matrices are N(0, 0.02), norms 1, biases small. The
+CONFIG.json is a config.json of model_type llama, qwen2, qwen3_moe, deepseek_v2 or gpt_oss. Matrices are N(0, 0.02), norms 1, biases small. The
 tokenizer knows the 256 bytes and one merge; the other tokens are unused. --quantize q4_k_m also writes OUT's stem + -q4_k_m.gguf for
 each TYPE with llama.cpp's quantizer (which mixes types as its names say), so that all engines read what llama.cpp's users have.
 A file of gpt_oss has the types of published ones: experts in MXFP4, whose codes are drawn at random, and other matrices in Q8_0.
@@ -28,7 +28,8 @@ def byte_tokens():
     return [spelled[byte] for byte in range(256)]
 
 
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3_moe": "qwen3moe", "deepseek_v2": "deepseek2",
+                 "gpt_oss": "gpt-oss"}
 MXFP4_BLOCK = 32  # values; one byte of exponent and 16 of codes
 MXFP4_EXPONENT = 127 - 7  # codes have deviation 2.8, so values 0.02
 
@@ -56,20 +57,30 @@ def write_model(config, target, type_name):
     writer.add_block_count(layers)
     writer.add_feed_forward_length(ffn)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_rope_dimension_count(head_dim)
+    latent = config.get("kv_lora_rank", 0)
+    writer.add_head_count_kv(1 if latent else kv_heads)
+    writer.add_rope_dimension_count(config["qk_rope_head_dim"] if latent else head_dim)
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(vocab)
-    if head_dim * heads != hidden:
+    if latent:
+        add_latent_attention(writer, config)
+    elif head_dim * heads != hidden:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    experts = config.get("num_experts") or config.get("num_local_experts", 0)
+    experts = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts", 0)
     width = config.get("moe_intermediate_size", ffn)
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(width)
+    dense_layers, shared = config.get("first_k_dense_replace", 0), config.get("n_shared_experts", 0)
+    if family == "deepseek_v2":
+        writer.add_leading_dense_block_count(dense_layers)
+        writer.add_expert_shared_count(shared)
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
     scaling = config.get("rope_scaling")
     if family == "gpt_oss":
         writer.add_sliding_window(config["sliding_window"])
@@ -118,15 +129,24 @@ def write_model(config, target, type_name):
         prefix = f"blk.{layer}."
         vector(prefix + "attn_norm.weight", np.ones(hidden))
         vector(prefix + ("post_attention_norm" if family == "gpt_oss" else "ffn_norm") + ".weight", np.ones(hidden))
-        for part, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-            matrix(prefix + f"attn_{part}.weight", rows * head_dim, hidden)
-            if family in ("qwen2", "gpt_oss"):
-                bias(prefix + f"attn_{part}.bias", rows * head_dim)
-        matrix(prefix + "attn_output.weight", hidden, heads * head_dim)
+        if latent:
+            rope, nope, value = config["qk_rope_head_dim"], config["qk_nope_head_dim"], config["v_head_dim"]
+            matrix(prefix + "attn_q.weight", heads * (nope + rope), hidden)
+            matrix(prefix + "attn_kv_a_mqa.weight", latent + rope, hidden)
+            vector(prefix + "attn_kv_a_norm.weight", np.ones(latent))
+            matrix(prefix + "attn_k_b.weight", heads, latent, nope)
+            matrix(prefix + "attn_v_b.weight", heads, value, latent)
+            matrix(prefix + "attn_output.weight", hidden, heads * value)
+        else:
+            for part, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+                matrix(prefix + f"attn_{part}.weight", rows * head_dim, hidden)
+                if family in ("qwen2", "gpt_oss"):
+                    bias(prefix + f"attn_{part}.bias", rows * head_dim)
+            matrix(prefix + "attn_output.weight", hidden, heads * head_dim)
         if family == "qwen3_moe":
             for part in ("q", "k"):
                 vector(prefix + f"attn_{part}_norm.weight", np.ones(head_dim))
-        if not experts:
+        if not experts or layer < dense_layers:
             matrix(prefix + "ffn_gate.weight", ffn, hidden)
             matrix(prefix + "ffn_up.weight", ffn, hidden)
             matrix(prefix + "ffn_down.weight", hidden, ffn)
@@ -144,10 +164,27 @@ def write_model(config, target, type_name):
         matrix(prefix + "ffn_gate_exps.weight", experts, width, hidden)
         matrix(prefix + "ffn_up_exps.weight", experts, width, hidden)
         matrix(prefix + "ffn_down_exps.weight", experts, hidden, width)
+        if shared:
+            matrix(prefix + "ffn_gate_shexp.weight", shared * width, hidden)
+            matrix(prefix + "ffn_up_shexp.weight", shared * width, hidden)
+            matrix(prefix + "ffn_down_shexp.weight", hidden, shared * width)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def add_latent_attention(writer, config):
+    """Keys and values are those of one head over latents; the widths of heads have keys of their own."""
+    if config["q_lora_rank"] is not None or config.get("rope_scaling") is not None:
+        raise SystemExit("random_gguf.py: of deepseek_v2 only q_lora_rank null and no rope_scaling are written")
+    latent, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    writer.add_q_lora_rank(0)  # llama.cpp wants it in files that have not the 27 layers of V2-Lite
+    writer.add_kv_lora_rank(latent)
+    writer.add_key_length(latent + rope)
+    writer.add_value_length(latent)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rope)
+    writer.add_value_length_mla(config["v_head_dim"])
 
 
 def llama3_factors(theta, head_dim, scaling):

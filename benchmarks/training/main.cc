@@ -5,9 +5,9 @@
 //
 // Times optimizer steps of a model with random weights in the shape of a config.json, on random tokens: the forward
 // pass, the backward pass and AdamW. One step is a pass over batch x sequence tokens; two steps go before those that
-// are timed. The share of the limit counts 6 operations per parameter of a matrix product and token, and 6 * layers *
-// heads * head_dim * sequence for causal attention, nothing for what is computed twice; the limit is the rate that the
-// device states for large products.
+// are timed. The share of the limit counts 6 operations per parameter of a matrix product and token (of experts, of
+// those that a token chooses), and 6 * layers * heads * head_dim * sequence for causal attention, nothing for what is
+// computed twice; the limit is the rate that the device states for large products.
 //
 // --ops adds one step in which the device is idle after each kernel, and prints the time of each op and pass in it.
 #include <fmt/format.h>
@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "eadem/models/config/model_config.h"
 #include "eadem/train/trainer.h"
 
 namespace {
@@ -53,7 +54,12 @@ train::Batch random_batch(const Options& options, int64_t vocab) {
 double flops_of_token(const models::Model& model, int64_t parameters, int64_t sequence) {
   const models::ModelInfo& info = model.info();
   // A table that is no head as well is only read.
-  const int64_t multiplied = info.tied ? parameters : parameters - info.vocab * info.hidden;
+  int64_t multiplied = info.tied ? parameters : parameters - info.vocab * info.hidden;
+  if (const models::ModelConfig* config = model.config(); config != nullptr && config->num_experts > 0)
+    for (const models::ParameterInfo& each : model.parameters())
+      if (each.name.find(".experts.") != std::string::npos)
+        multiplied -=
+            each.shape.num_elements() / config->num_experts * (config->num_experts - config->num_experts_per_tok);
   return 6 * static_cast<double>(multiplied) +
          6 * static_cast<double>(info.layers * info.heads * info.head_dim) * static_cast<double>(sequence);
 }

@@ -5,6 +5,8 @@
 #include <map>
 
 #include "eadem/cli/commands.h"
+#include "eadem/cli/explain_ranks.h"
+#include "eadem/cli/load_llm.h"
 #include "eadem/cli/options/arguments.h"
 #include "eadem/cli/options/model_options.h"
 #include "eadem/cli/terminal.h"
@@ -321,7 +323,7 @@ struct ExplainOptions {
   ModelOptions model;
   bool json = false, decode = false, prefill = false, all = false, diff_mode = false;
   int64_t batch = 1;
-  std::optional<int64_t> tokens, context;
+  std::optional<int64_t> tokens, context, rank;
 };
 
 // Returns nothing when help was asked for.
@@ -331,7 +333,7 @@ std::optional<ExplainOptions> parse_explain(CommandLine command_line) {
       "explain",
       "Shows what would run for a model and why: the resolved hardware configuration with the source of "
       "each value, the factories' choices, kernel, types, work and roofline time of every op with the "
-      "refusals, fusions, and the memory plan. Reads no weights.");
+      "refusals, fusions, and the memory plan; with --tp or --ep, what each rank would hold. Reads no weights.");
   options.model.add_operand(arguments);
   arguments.flag("--decode", options.decode, "only steps that draw one token per sequence");
   arguments.flag("--prefill", options.prefill, "only steps that read prompts");
@@ -343,14 +345,21 @@ std::optional<ExplainOptions> parse_explain(CommandLine command_line) {
   arguments.flag("--diff-mode", options.diff_mode, "only what differs between the modes performance and accuracy");
   arguments.flag("--json", options.json, "one JSON object");
   options.model.add_device(arguments);
+  options.model.add_ranks(arguments);
+  arguments.option("--rank", "R", options.rank, "whose programs of the ranks of --tp or --ep are shown (default: 0)");
   options.model.add_precision(arguments);
   arguments.note(
       "MODEL may also be a config.json without weights. The roofline time is the larger of work and bytes over "
       "the device's nominal rates; `eadem doctor` measures them.");
   arguments.example("eadem explain model.gguf --decode", "the steps of decoding one token");
   arguments.example("eadem explain path/to/model --device cuda", "which ops lack a kernel on a GPU");
+  arguments.example("eadem explain path/to/model --ep 4", "which rank would hold which experts");
   arguments.example("eadem explain path/to/model --diff-mode", "what --mode accuracy changes");
   if (!arguments.parse(command_line)) return std::nullopt;
+  options.model.check_ranks();
+  if (options.rank && options.model.ranks() == 1) throw UsageError("--rank is for --tp or --ep; there is one rank");
+  if (options.rank && (*options.rank < 0 || *options.rank >= options.model.ranks()))
+    throw UsageError(fmt::format("--rank is {}; expected 0 to {}", *options.rank, options.model.ranks() - 1));
   const auto in_range = [](const char* name, std::optional<int64_t> value) {
     if (value && (*value < 1 || *value > kMostTokens))
       throw UsageError(fmt::format("{} is {}; expected 1 to {}", name, *value, kMostTokens));
@@ -374,7 +383,8 @@ engine::EngineOptions engine_options_of(const ExplainOptions& options, const mod
   engine::EngineOptions result = options.model.engine_options();
   result.max_num_batched_tokens = options.tokens.value_or(std::min(engine::default_step_tokens(device), cached));
   result.cache = engine::PagedKVCacheConfig{.max_batch_size = options.batch, .max_cache_len = context};
-  return result;
+  return options_of_rank(std::move(result), static_cast<int>(options.model.ranks()),
+                         static_cast<int>(options.rank.value_or(0)));
 }
 
 // --diff-mode: prints the settings that differ between the modes.
@@ -404,7 +414,8 @@ int explain(CommandLine command_line) {
   const models::Checkpoint checkpoint = open_described(options.model.model);
   const modules::ModelSpec spec = models::spec_of(checkpoint);
   const int64_t layers = checkpoint.model->info().layers;
-  const std::shared_ptr<Device> device = options.model.open();
+  check_division(options.model, *checkpoint.model);
+  const std::shared_ptr<Device> device = options.model.open(static_cast<int>(options.rank.value_or(0)));
   const engine::EngineOptions engine_options = engine_options_of(options, checkpoint.model->info(), *device);
   const auto resolve = [&](HardwareMode mode) {
     return modules::AutoHardwareConfig::from_model_spec(spec, *device, mode, engine_options.hardware, "command line");
@@ -417,6 +428,7 @@ int explain(CommandLine command_line) {
   const modules::AutoHardwareConfig hardware = resolve(options.model.hardware_mode());
   const std::vector<Place> places = places_of(hardware, layers, options.all);
   const int64_t context = options.context.value_or(checkpoint.model->info().default_context());
+  const Mesh mesh = engine_options.mesh();
   const models::BuiltGraph built =
       models::build_inference_graph(*checkpoint.model, {.device = device.get(),
                                                         .hardware = &hardware,
@@ -424,6 +436,10 @@ int explain(CommandLine command_line) {
                                                                   .num_blocks = options.batch,
                                                                   .block_size = context,
                                                                   .num_slots = options.batch},
+                                                        .num_ranks = mesh.size(MeshAxis::tp),
+                                                        .rank = mesh.rank(MeshAxis::tp),
+                                                        .expert_ranks = mesh.size(MeshAxis::ep),
+                                                        .expert_rank = mesh.rank(MeshAxis::ep),
                                                         .longest_sequence = context});
   const modules::CacheSpec cache = engine::plan_cache(engine::cache_request(checkpoint, *device, engine_options)).spec;
   const std::string refusal(engine::why_no_prefix_caching(engine_options.cache, cache));
@@ -434,6 +450,7 @@ int explain(CommandLine command_line) {
         .set("device", device->description())
         .set("mode", options.model.mode);
     output.set("hardware", config_json(places));
+    if (options.model.ranks() > 1) output.set("ranks", ranks_json(plan_ranks(checkpoint, device, engine_options)));
     JsonValue factories = JsonValue::array();
     for (const Decision& decision : built.decisions) factories.push_back(decision_json(decision));
     output.set("factories", std::move(factories));
@@ -443,6 +460,7 @@ int explain(CommandLine command_line) {
     print(bold("prefix caching\n") + fmt::format("  {}\n", refusal.empty()
                                                                ? "prompts begin with blocks that others have computed"
                                                                : "no: " + refusal));
+    if (options.model.ranks() > 1) print(ranks_text(plan_ranks(checkpoint, device, engine_options)));
     print(bold("factories\n") + factories_text(built.decisions, options.all));
   }
   engine::ProgramSet programs =

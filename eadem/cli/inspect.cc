@@ -131,7 +131,10 @@ JsonValue describe(const models::Checkpoint& checkpoint, const Device& device,
                             .set("per_token", config->num_experts_per_tok)
                             .set("ffn", config->moe_intermediate_size));
 
-  json.set("mtp", models::why_no_mtp(checkpoint).empty());
+  const std::string mtp = models::mtp_place(checkpoint);
+  const bool overwrites = engine::state_bytes(*checkpoint.model, device, hardware).per_sequence > 0;
+  json.set("mtp", !mtp.empty() && !overwrites);
+  if (!mtp.empty()) json.set("mtp_head", mtp);
 
   int64_t file_bytes = 0;
   if (checkpoint.weights != nullptr) {
@@ -211,8 +214,11 @@ void print_text(const JsonValue& json, bool with_tensors) {
                     identities > 0 ? fmt::format(" and {} identities", identities) : "", of("per_token"), of("ffn")));
   }
   row("context", fmt::format("{} tokens", integer("context")));
-  if (json.find("mtp")->as_boolean())
-    row("MTP", fmt::format("a head for multi-token prediction, model.layers.{}: --speculate mtp", integer("layers")));
+  if (const JsonValue* head = json.find("mtp_head"))
+    row("MTP", fmt::format("a head for multi-token prediction, {}: {}", head->as_string(),
+                           json.find("mtp")->as_boolean() ? "--speculate mtp"
+                                                          : "not for --speculate, since the model has states per "
+                                                            "sequence, which a step overwrites"));
   if (const JsonValue* types = json.find("types")) {
     std::string text;
     for (const io::JsonMember& type : types->as_object())

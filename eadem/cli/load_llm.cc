@@ -23,9 +23,7 @@ void check_context(const std::optional<int64_t>& context, int64_t model_context)
     throw InvalidArgument("--context is {}; the model's context is {} tokens", *context, model_context);
 }
 
-std::unique_ptr<distributed::RankProcesses> start_ranks(const ModelOptions& options, const models::Model& model,
-                                                        engine::EngineOptions& engine_options, const MakeEngine& make) {
-  if (options.ranks() == 1) return nullptr;
+void check_division(const ModelOptions& options, const models::Model& model) {
   if (model.info().heads % options.tensor_ranks != 0)
     throw InvalidArgument("--tp is {}; the model's {} attention heads do not divide by it", options.tensor_ranks,
                           model.info().heads);
@@ -33,6 +31,12 @@ std::unique_ptr<distributed::RankProcesses> start_ranks(const ModelOptions& opti
   if (options.expert_ranks > 1 && experts < options.expert_ranks)
     throw InvalidArgument("--ep is {}; the model has {} experts, and each process needs one", options.expert_ranks,
                           experts);
+}
+
+std::unique_ptr<distributed::RankProcesses> start_ranks(const ModelOptions& options, const models::Model& model,
+                                                        engine::EngineOptions& engine_options, const MakeEngine& make) {
+  if (options.ranks() == 1) return nullptr;
+  check_division(options, model);
   const auto body = [&](const std::shared_ptr<Communicator>& ranks) {
     const std::shared_ptr<Device> device = options.open(ranks->rank());
     engine::follow_engines(ranks, device, [&](const engine::CacheConfig& cache) {

@@ -19,14 +19,16 @@ void check_context(const std::optional<int64_t>& context);
 // Throws InvalidArgument for a --context beyond the model's.
 void check_context(const std::optional<int64_t>& context, int64_t model_context);
 
+// Throws InvalidArgument for a model that does not divide over the ranks of --tp or --ep.
+void check_division(const ModelOptions& options, const models::Model& model);
+
 // Makes an engine with its weights on a rank's device.
 using MakeEngine =
     std::function<std::unique_ptr<engine::InferEngine>(std::shared_ptr<Device>, const engine::EngineOptions&)>;
 
 // Starts the ranks of --tp or --ep after the first, which make and follow the engines of this process, and sets the
 // ranks of `engine_options`. Returns null for one rank. The ranks must outlive the engines. No device may be open yet.
-// A process that a launcher has started as another rank does not return. Throws InvalidArgument for a model that does
-// not divide.
+// A process that a launcher has started as another rank does not return. Throws as check_division().
 std::unique_ptr<distributed::RankProcesses> start_ranks(const ModelOptions& options, const models::Model& model,
                                                         engine::EngineOptions& engine_options, const MakeEngine& make);
 

@@ -11,7 +11,6 @@
 
 #include "eadem/engine/model_files.h"
 #include "eadem/io/gguf.h"
-#include "eadem/models/mtp_model.h"
 
 namespace eadem::engine {
 
@@ -78,9 +77,8 @@ LLM::LLM(const std::string& path, std::shared_ptr<Device> device, const EngineOp
 LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const EngineOptions& options, const Logger& log,
          const std::function<void(int64_t, int64_t)>& progress, const SpeculationOptions& speculation)
     : checkpoint_(std::move(checkpoint)), fresh_seeds_(std::random_device{}()) {
-  speculation.check(options.num_ranks());
   // Before the weights are read, which may take minutes.
-  if (speculation.proposer == SpeculationOptions::Proposer::mtp) models::mtp_checkpoint(checkpoint_);
+  require_proposer(speculation, checkpoint_, device, options);
   // Reading a large vocabulary takes as long as reading a gigabyte of weights, so both are read at the same time. If
   // the tokenizer fails, loading stops. If no thread can be started, the tokenizer is read after the weights.
   const auto open = [this] { return open_tokenizer(checkpoint_); };

@@ -109,7 +109,13 @@ struct ModelFamily {
   bool (*may_ignore)(const ModelConfig& config, const std::string& tensor) = nullptr;
 
   bool further_layers = false;  // files have layers behind the last one, which predict further tokens
-  bool mtp = false;             // the first of them is MtpModel's
+  // Which of these files' modules is MtpModel's.
+  enum class Mtp : uint8_t {
+    none,
+    further_layer,  // the first layer behind the last one
+    own_module,     // in directories that of "mtp.", in GGUF files the first further layer
+  };
+  Mtp mtp = Mtp::none;
 
   const ModelType* find_type(std::string_view model_type) const;
   // This family's name of a key that all configs have.

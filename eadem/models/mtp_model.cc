@@ -15,7 +15,7 @@ constexpr const char* kSharedHead = "shared_head";
 // The model with a layer more, which is like its last one.
 ModelConfig with_one_more_layer(const Decoder& model) {
   const ModelInfo& info = model.info();
-  if (!model.family().mtp)
+  if (model.family().mtp == ModelFamily::Mtp::none)
     throw Unsupported("{} has no head for multi-token prediction (MTP) that is computed here", info.architecture);
   ModelConfig config = *model.config();
   ++config.num_hidden_layers;
@@ -82,7 +82,43 @@ std::vector<ParameterInfo> MtpModel::parameters() const {
   return list;
 }
 
+std::string MtpModel::place(CheckpointFormat format) const {
+  if (format == CheckpointFormat::gguf) return fmt::format("blk.{}", layer_);
+  return longer_.family().mtp == ModelFamily::Mtp::own_module ? "mtp" : "model." + scope_;
+}
+
 namespace {
+
+// In the order in which they are looked for.
+constexpr std::pair<std::string_view, std::string_view> kOwnModuleNames[] = {{"enorm.", "pre_fc_norm_embedding."},
+                                                                             {"hnorm.", "pre_fc_norm_hidden."},
+                                                                             {"eh_proj.", "fc."},
+                                                                             {"shared_head.norm.", "norm."},
+                                                                             {"", "layers.0."}};
+
+void rename_leaves(WeightRecipe& recipe, const std::string& layer) {
+  for (WeightRecipe& part : recipe.parts) rename_leaves(part, layer);
+  if (!recipe.tensor.starts_with(layer)) return;
+  const std::string_view rest = std::string_view(recipe.tensor).substr(layer.size());
+  for (const auto& [usual, own] : kOwnModuleNames)
+    if (rest.starts_with(usual)) {
+      recipe.tensor = fmt::format("mtp.{}{}", own, rest.substr(usual.size()));
+      return;
+    }
+}
+
+}  // namespace
+
+std::vector<WeightRecipe> MtpModel::recipes(const ParameterInfo& parameter, CheckpointFormat format) const {
+  std::vector<WeightRecipe> recipes = longer_.recipes(parameter, format);
+  if (longer_.family().mtp == ModelFamily::Mtp::own_module && format == CheckpointFormat::huggingface)
+    for (WeightRecipe& recipe : recipes) rename_leaves(recipe, fmt::format("model.{}.", scope_));
+  return recipes;
+}
+
+namespace {
+
+constexpr std::string_view kOwnEmbedding = "mtp.embed_tokens.weight";
 
 std::shared_ptr<const MtpModel> model_of(const Checkpoint& checkpoint) {
   const auto* decoder = dynamic_cast<const Decoder*>(checkpoint.model.get());
@@ -100,6 +136,10 @@ std::string why_no_mtp(const Checkpoint& checkpoint) {
     return refusal.what();
   }
   if (checkpoint.weights == nullptr) return fmt::format("{} has no weights", checkpoint.path);
+  if (checkpoint.weights->find(kOwnEmbedding) != nullptr)
+    return fmt::format(
+        "{}: the head for multi-token prediction (MTP) has an embedding of its own, '{}'; heads here read the model's",
+        checkpoint.weights->path(), kOwnEmbedding);
   const ParameterReader reader(module);
   const CheckpointFormat format = format_of(*checkpoint.weights);
   for (const ParameterInfo& parameter : module.model->parameters())
@@ -108,6 +148,10 @@ std::string why_no_mtp(const Checkpoint& checkpoint) {
                          checkpoint.weights->path(), module.model->info().architecture,
                          module.model->recipes(parameter, format).front().names().front());
   return {};
+}
+
+std::string mtp_place(const Checkpoint& checkpoint) {
+  return why_no_mtp(checkpoint).empty() ? model_of(checkpoint)->place(format_of(*checkpoint.weights)) : "";
 }
 
 Checkpoint mtp_checkpoint(const Checkpoint& checkpoint) {

@@ -10,10 +10,12 @@
 // the `hidden` of this module at the position before. The embedding and the head are the model's own. Of several
 // modules of a checkpoint this is the first.
 //
-// Parameters are named as in published files: model.layers.N.{enorm,hnorm,eh_proj,shared_head.norm}.weight and those of
-// a decoder layer, N being the model's number of layers.
-// Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2; vLLM, models/deepseek_mtp.py and
-// glm4_moe_mtp.py; llama.cpp, src/models/glm4-moe.cpp (facts only).
+// Parameters are named as in published files of DeepSeek: model.layers.N.{enorm,hnorm,eh_proj,shared_head.norm}.weight
+// and those of a decoder layer, N being the model's number of layers. Directories of ModelFamily::Mtp::own_module have
+// them as mtp.{pre_fc_norm_embedding,pre_fc_norm_hidden,fc,norm}.weight and below mtp.layers.0. A layer of a model with
+// linear attention in some layers has attention here.
+// Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2; vLLM, models/deepseek_mtp.py,
+// glm4_moe_mtp.py, qwen3_next_mtp.py and qwen3_5_mtp.py; llama.cpp, src/models/glm4-moe.cpp (facts only).
 #pragma once
 
 #include <string>
@@ -37,12 +39,13 @@ class MtpModel final : public Model {
   ValueId finish(BuildContext& context, ValueId x) const override;
   ValueId head(BuildContext& context, ValueId hidden) const override { return longer_.head(context, hidden); }
   std::vector<ParameterInfo> parameters() const override;
-  std::vector<WeightRecipe> recipes(const ParameterInfo& parameter, CheckpointFormat format) const override {
-    return longer_.recipes(parameter, format);
-  }
+  std::vector<WeightRecipe> recipes(const ParameterInfo& parameter, CheckpointFormat format) const override;
   // Every tensor: those that are no parameters belong to the model.
   bool may_ignore(const std::string& /*tensor*/) const override { return true; }
   io::JsonValue config_json() const override { return longer_.config_json(); }
+
+  // What the names of the module's tensors begin with: "model.layers.61", "blk.46" or "mtp".
+  std::string place(CheckpointFormat format) const;
 
  private:
   int64_t hidden() const { return info_.hidden; }
@@ -57,6 +60,9 @@ class MtpModel final : public Model {
 
 // Why a checkpoint has no MTP module that is computed, for people; empty: it has one.
 std::string why_no_mtp(const Checkpoint& checkpoint);
+
+// Where the files have the module (MtpModel::place); empty: nowhere, or why_no_mtp() says why it is not computed.
+std::string mtp_place(const Checkpoint& checkpoint);
 
 // Returns the checkpoint with its MTP module as the model. Throws Unsupported with the text of why_no_mtp().
 Checkpoint mtp_checkpoint(const Checkpoint& checkpoint);

@@ -26,6 +26,51 @@ class Explain(ProgramTest):
         off = json.loads(self.done("explain", GOLDEN / "llama", "--json", "--disable-fusion", "all").out)
         self.assertFalse(any(fusion["applied"] for fusion in off["decode"]["fusions"]))
 
+    def test_explain_shows_what_each_rank_would_hold(self):
+        olmoe = GOLDEN / "olmoe"
+        whole = json.loads(self.done("explain", olmoe, "--threads", "1", "--json").out)
+        experts = json.loads((olmoe / "config.json").read_text())["num_experts"]
+        self.assertNotIn("ranks", whole)
+
+        ranks = {rank: json.loads(self.done("explain", olmoe, "--ep", "2", "--threads", "2", "--rank", str(rank),
+                                            "--json").out) for rank in (0, 1)}
+        plan = ranks[0]["ranks"]
+        self.assertEqual(plan, ranks[1]["ranks"])
+        self.assertEqual((plan["axis"], len(plan["shares"])), ("ep", 2))
+        held = [share["experts"] for share in plan["shares"]]
+        self.assertEqual(held[0]["begin"], 0)
+        self.assertEqual(held[1]["begin"], held[0]["size"])
+        self.assertEqual(held[0]["size"] + held[1]["size"], experts)
+        self.assertEqual(set(plan["exchanges"]), {"expert_dispatch", "expert_combine"})
+        for rank, result in ranks.items():
+            self.assertTrue(result["decode"]["complete"] and result["prefill"]["complete"])
+            decision = next(each for each in result["factories"] if each["subject"].startswith("experts "))
+            self.assertEqual(decision["chosen"], "gathered")
+            refusals = {each["candidate"]: each.get("reason") for each in decision["answers"]}
+            self.assertIn("2 ranks divide the experts", refusals["grouped"])
+            self.assertIn("every rank has all tokens", refusals["all_to_all"])
+            stacks = [step for step in result["decode"]["steps"] if "grouped_linear" in step["op"]]
+            self.assertTrue(all(f"[{held[rank]['size']}, " in step["types"] for step in stacks) and stacks)
+        # Each rank holds what is no expert.
+        one = json.loads(self.done("explain", olmoe, "--ep", "2", "--threads", "2", "--json").out)["ranks"]["shares"]
+        self.assertTrue(all(share["weight_bytes"] > 0 and share["cache_bytes"] > 0 for share in one))
+
+        text = self.done("explain", olmoe, "--ep", "2", "--threads", "2").out
+        self.assertIn("ranks: 2 of ep", text)
+        self.assertIn(f"experts 0–{held[0]['size'] - 1} of {experts}", text)
+        tensors = json.loads(self.done("explain", GOLDEN / "llama", "--tp", "2", "--threads", "2", "--json").out)["ranks"]
+        self.assertEqual(tensors["axis"], "tp")
+        heads = [share["heads"] for share in tensors["shares"]]
+        self.assertEqual(heads[1], {"begin": heads[0]["size"], "size": heads[0]["size"]})
+        self.assertIn("all_reduce", tensors["exchanges"])
+
+    def test_ranks_that_cannot_be(self):
+        self.refused(2, "--rank is for --tp or --ep", "explain", GOLDEN / "olmoe", "--rank", "0")
+        self.refused(2, "--rank is 2; expected 0 to 1", "explain", GOLDEN / "olmoe", "--ep", "2", "--rank", "2",
+                     "--threads", "2")
+        self.refused(1, "the model has 0 experts", "explain", GOLDEN / "llama", "--ep", "2", "--threads", "2")
+        self.refused(2, "the processes divide either", "explain", GOLDEN / "olmoe", "--ep", "2", "--tp", "2")
+
     def test_explain_names_what_a_device_lacks(self):
         text = self.done("explain", GOLDEN / "llama", "--activations", "bf16").out
         self.assertIn("NO KERNEL", text)

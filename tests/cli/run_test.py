@@ -117,6 +117,10 @@ class Run(ProgramTest):
         self.assertTrue(json.loads(self.done("inspect", self.folder, "--json").out)["mtp"])
         self.assertFalse(json.loads(self.done("inspect", STORIES, "--json").out)["mtp"])
         self.assertIn("model.layers.2: --speculate mtp", self.done("inspect", self.folder).out)
+        recurrent = json.loads(self.done("inspect", GOLDEN / "qwen3_next_mtp", "--json").out)
+        self.assertEqual((recurrent["mtp"], recurrent["mtp_head"]), (False, "mtp"))
+        self.assertIn("mtp: not for --speculate, since the model has states per sequence",
+                      self.done("inspect", GOLDEN / "qwen3_next_mtp").out)
         for sampling in (["--temperature", "0"], ["--temperature", "0.8", "--seed", "5"]):
             run = ["run", self.folder, "-p", "Hello there", "-n", "60", "--ignore-eos", "--json", *sampling]
             plain, result = (json.loads(self.done(*run, *more).out) for more in ([], ["--speculate", "mtp"]))
@@ -125,6 +129,7 @@ class Run(ProgramTest):
 
     def test_speculation_that_cannot_be(self):
         self.refused(1, "llama has no head for multi-token prediction", "run", "-p", "Once", "--speculate", "mtp")
+        self.refused(1, "llama has no head for multi-token prediction", "bench", "--speculate", "mtp")
         self.refused(2, "(mtp) beside 2 ranks", "run", "-p", "Once", "--speculate", "mtp", "--tp", "2")
         self.refused(2, "--draft-tokens is for --speculate", "run", "-p", "Once", "--draft-tokens", "3")
         self.refused(2, "draft_tokens is 99; expected 1 to 15", "run", "-p", "Once", "--speculate", "lookup",

@@ -447,6 +447,7 @@ int bench(CommandLine command_line) {
                     return std::make_unique<InferEngine>(checkpoint.model, std::move(device), own, spec);
                   });
   const std::shared_ptr<Device> device = options->model.open();
+  engine::require_proposer(speculation, checkpoint, device, engine_options);
   std::unique_ptr<InferEngine> engine = open_engine(*options, checkpoint, spec, device, engine_options);
   stop_if_interrupted();
   Measurement measured = measure(*options, *engine);

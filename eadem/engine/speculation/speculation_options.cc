@@ -60,16 +60,21 @@ std::unique_ptr<InferEngine> open_draft(const SpeculationOptions& options, const
   return InferEngine::from_checkpoint(checkpoint, engine.device(), own, progress, log);
 }
 
+// Options of the engine of an MTP head, from those of the model's.
+EngineOptions head_options(EngineOptions options, int64_t batch, int64_t length) {
+  options.draft_tokens = options.max_logit_rows = 0;
+  options.cache = StaticKVCacheConfig{.max_batch_size = batch, .max_cache_len = length};
+  return options;
+}
+
 // Makes the engine of the model's own MTP head, with a row of its cache for each sequence of the model. All of them
 // together have room for as many tokens as the model's cache, or for what may wait of each.
 std::unique_ptr<InferEngine> open_mtp(const models::Checkpoint& checkpoint, const InferEngine& engine,
                                       const Logger& log, const std::function<void(int64_t, int64_t)>& progress) {
   const int64_t share = engine.cache_spec().num_blocks * engine.cache_spec().block_size / engine.max_batch_size();
-  EngineOptions own = engine.options();
-  own.draft_tokens = own.max_logit_rows = 0;
-  own.cache = StaticKVCacheConfig{
-      .max_batch_size = engine.max_batch_size(),
-      .max_cache_len = std::min(engine.max_sequence_length(), std::max(share, 2 * MtpHead::kMostWaiting))};
+  const EngineOptions own =
+      head_options(engine.options(), engine.max_batch_size(),
+                   std::min(engine.max_sequence_length(), std::max(share, 2 * MtpHead::kMostWaiting)));
   return InferEngine::from_checkpoint(models::mtp_checkpoint(checkpoint), engine.device(), own, progress, log);
 }
 
@@ -80,6 +85,24 @@ double cost_of(const InferEngine& proposer, const InferEngine& engine) {
 }
 
 }  // namespace
+
+void require_proposer(const SpeculationOptions& options, const models::Checkpoint& checkpoint,
+                      const std::shared_ptr<Device>& device, const EngineOptions& engine_options) {
+  options.check(engine_options.num_ranks());
+  if (options.proposer != SpeculationOptions::Proposer::mtp) return;
+  const models::Checkpoint head = models::mtp_checkpoint(checkpoint);
+  const int64_t batch =
+      std::max<int64_t>(1, std::visit([](const auto& cache) { return cache.max_batch_size; }, engine_options.cache));
+  const int64_t length = std::min(head.model->info().max_positions, 2 * MtpHead::kMostWaiting);
+  try {
+    const ProgramSet programs = InferEngine::compile_for_explain(
+        *head.model, device, head_options(engine_options, batch, length), models::spec_of(head));
+    for (const auto& each : programs.programs()) each->program->require_complete();
+  } catch (const Unsupported& refusal) {
+    throw Unsupported("the head for multi-token prediction (MTP) of {}: {}", head.model->info().architecture,
+                      refusal.what());
+  }
+}
 
 std::unique_ptr<Speculator> make_speculator(const SpeculationOptions& options, const models::Checkpoint& checkpoint,
                                             const InferEngine& engine, const io::Tokenizer& tokenizer,

@@ -101,6 +101,7 @@ constexpr std::pair<std::string_view, std::string_view> kPrefixes[] = {{"model.l
                                                                        {"language_model.lm_head.", "lm_head."},
                                                                        {"model.text_model.", "model."},
                                                                        {"lm_head.", "lm_head."},
+                                                                       {"mtp.", "mtp."},
                                                                        {"model.embed_tokens.", "model.embed_tokens."},
                                                                        {"model.layers.", "model.layers."},
                                                                        {"model.norm.", "model.norm."}};

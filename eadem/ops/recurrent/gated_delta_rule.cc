@@ -137,8 +137,10 @@ std::vector<Workload> GatedDeltaRule::workloads() {
                                {"qwen3-next-80b-a3b", 16, 32, 128, 128, false, DType::bf16},
                                {"kimi-linear-48b-a3b", 32, 32, 128, 128, true, DType::bf16}};
   std::vector<Workload> rows;
+  std::vector<StepShape> steps(step_shapes().begin(), step_shapes().end());
+  steps.push_back({"prefill-2048", 2048, 1, 2048});
   for (const Shape& shape : kShapes)
-    for (const StepShape& step : step_shapes()) {
+    for (const StepShape& step : steps) {
       const kernels::GatedDeltaRuleAttrs attrs{.key_heads = shape.key_heads,
                                                .value_heads = shape.value_heads,
                                                .key_dim = shape.key_dim,

@@ -10,7 +10,8 @@ transformers leaves these tensors out. The module is built of its parts here, as
     h   = shared_head.norm(decoder layer(x))        logits of token i + 2 = lm_head(h_i)
 
 The decoder layer is the last one of a transformers model that has a layer more, whose own code runs it: masks, rotation,
-experts and all. Each folder is a checkpoint as published, with the module's tensors below "model.layers.N." of N layers.
+experts and all. Of models with linear attention that layer has attention. Each folder is a checkpoint as published, with
+the module's tensors below "model.layers.N." of N layers, or, of Qwen, below "mtp.".
 
 mtp.safetensors:  prompt i32 [T];  hidden f32 [T, hidden]: the model's own;  mtp_logits, mtp_hidden f32 [T - 1, ...] and
 mtp_logits_f64: of the pairs 0 ... T - 2;  drafts i32 [4]: tokens that the module proposes behind the prompt, one after the other,
@@ -18,12 +19,14 @@ each from the module's hidden state of the pair before.
 """
 
 import argparse
+import copy
 import json
 import shutil
 from pathlib import Path
 
 import make_expert_goldens as experts
 import make_goldens as goldens
+import make_linear_goldens as linear
 import numpy as np
 import torch
 import transformers
@@ -36,7 +39,11 @@ ROWS = {
     "deepseek_v3_mtp": (goldens.MODELS["deepseek_v3"], dict(vocab_size=384)),
     "deepseek_v32_mtp": (experts.FAMILIES["deepseek_v32"], dict()),
     "glm4_moe_mtp": (experts.FAMILIES["glm4_moe_ungrouped"], dict(vocab_size=384)),
+    "qwen3_next_mtp": (linear.MODELS["qwen3_next_all"], dict()),
+    "qwen3_5_mtp": (linear.MODELS["qwen3_5"], dict()),
+    "qwen3_5_moe_mtp": (linear.MODELS["qwen3_5_moe"], dict()),
 }
+OWN_MODULE = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "shared_head.norm": "norm"}
 
 
 def module_tensors(name, layer, hidden):
@@ -44,6 +51,16 @@ def module_tensors(name, layer, hidden):
     shapes = {"enorm.weight": (hidden,), "hnorm.weight": (hidden,), "eh_proj.weight": (hidden, 2 * hidden),
               "shared_head.norm.weight": (hidden,)}
     return {prefix + key: goldens.random_parameter(name, prefix + key, shape) for key, shape in shapes.items()}
+
+
+def own_module_name(tensor, layer):
+    """The name of a tensor of layer `layer`, which is the module, as Qwen publishes it; other names stay."""
+    prefix = f"model.layers.{layer}."
+    if not tensor.startswith(prefix):
+        return tensor
+    part = tensor.removeprefix(prefix)
+    own = OWN_MODULE.get(part.removesuffix(".weight"))
+    return f"mtp.{own}.weight" if own else f"mtp.layers.0.{part}"
 
 
 def parts(config, weights, extra, dtype):
@@ -54,6 +71,9 @@ def parts(config, weights, extra, dtype):
     whole.model.layers = whole.model.layers[:layer]
     module = goldens.build(config, weights, dtype)
     module.model.layers = torch.nn.ModuleList([last])
+    if len(set(getattr(config, "layer_types", None) or [])) > 1:  # by which the model chooses the mask of its only layer
+        module.model.config = copy.copy(module.model.config)  # a deep copy forgets how attention is computed
+        module.model.config.layer_types = [config.layer_types[-1]]
     own = {key.removeprefix(f"model.layers.{layer}."): value.to(dtype) for key, value in extra.items()}
 
     def norm(key):
@@ -82,6 +102,8 @@ def compute(config, weights, extra, dtype, prompt):
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[0]
         first = model.lm_head(hidden[-1]).argmax().item()
         h, logits = run(prompt[1:], hidden[:-1])
+        half = len(prompt) // 2
+        assert (run(prompt[1:half], hidden[:half - 1])[0] - h[:half - 1]).abs().max() < 1e-4, "a pair sees later ones"
         result = {"hidden": hidden.numpy(), "mtp_hidden": h.numpy(), "mtp_logits": logits.numpy()}
         # The model's own next token is known when the module proposes.
         tokens, states, margin = [*prompt[1:], first], hidden, np.inf
@@ -104,6 +126,9 @@ def write(out, name):
     common = goldens.COMMON | (goldens.SMALL if row not in goldens.MODELS.values() else {})
     common = {key: value for key, value in common.items() if hasattr(known, key)}
     layers = row["config"].get("num_hidden_layers", common["num_hidden_layers"])
+    own_module = row in linear.MODELS.values()
+    if own_module:
+        changes = changes | {"layer_types": [*row["config"]["layer_types"], "full_attention"]}
     config = AutoConfig.for_model(row["type"], **(common | row["config"] | changes | {"num_hidden_layers": layers + 1}))
     with torch.no_grad():
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
@@ -114,6 +139,8 @@ def write(out, name):
     model.save_pretrained(folder)
     config = AutoConfig.from_pretrained(folder)
     weights = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    if config.tie_word_embeddings:
+        weights.pop("lm_head.weight")
     extra = module_tensors(name, layers, config.hidden_size)
 
     for salt in range(40):
@@ -132,12 +159,19 @@ def write(out, name):
 
     # As published: a layer less, and the module's tensors beside the layer's, with a copy of the head.
     tensors = load_file(folder / "model.safetensors") | {key: value.numpy() for key, value in extra.items()}
-    tensors[f"model.layers.{layers}.shared_head.head.weight"] = tensors["lm_head.weight"]
-    tensors[f"model.layers.{layers}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
+    if own_module:
+        tensors = {own_module_name(key, layers): value for key, value in tensors.items()}
+    else:
+        tensors[f"model.layers.{layers}.shared_head.head.weight"] = tensors["lm_head.weight"]
+        tensors[f"model.layers.{layers}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     stated = json.loads((folder / "config.json").read_text())
     stated.pop("num_mtp_layers", None)
-    stated |= {"num_hidden_layers": layers, "num_nextn_predict_layers": 1}
+    stated |= {"num_hidden_layers": layers}
+    if not own_module:
+        stated["num_nextn_predict_layers"] = 1
+    elif row["type"] != "qwen3_next":
+        stated |= {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
     for key in ("layer_types", "mlp_layer_types"):
         if key in stated:
             stated[key] = stated[key][:layers]
@@ -152,6 +186,8 @@ def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     transformers.utils.logging.disable_progress_bar()
+    goldens.random_parameter = linear.random_parameter
+    goldens.FAMILIES.update(linear.MODELS)  # whose code is to compute in float64, too
     for name in ROWS:
         if args.only is None or name in args.only:
             write(args.out, name)

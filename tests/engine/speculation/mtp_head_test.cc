@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A model's own head for multi-token prediction: its logits and proposals are those of PyTorch, what it proposes
-// changes no bit of an answer, and models without one are refused.
+// changes no bit of an answer, and what has none, or cannot compute it, is refused before weights are read.
 #include "eadem/engine/speculation/mtp_head.h"
 
 #include <filesystem>
 
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/engine/llm.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/safetensors.h"
+#include "eadem/models/family.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/models/mtp_model.h"
 #include "eadem/models/parameter_reader.h"
@@ -93,7 +95,9 @@ class MtpGolden : public testing::TestWithParam<const char*> {
   std::unique_ptr<InferEngine> model;
   Tensor hidden;
 };
-INSTANTIATE_TEST_SUITE_P(Models, MtpGolden, testing::Values("deepseek_v3_mtp", "deepseek_v32_mtp", "glm4_moe_mtp"),
+INSTANTIATE_TEST_SUITE_P(Models, MtpGolden,
+                         testing::Values("deepseek_v3_mtp", "deepseek_v32_mtp", "glm4_moe_mtp", "qwen3_next_mtp",
+                                         "qwen3_5_mtp", "qwen3_5_moe_mtp"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(MtpGolden, LogitsMatchPyTorch) {
@@ -126,6 +130,38 @@ TEST_P(MtpGolden, ProposalsMatchPyTorch) {
     EXPECT_EQ(proposals[0].drafts, drafts);
     EXPECT_EQ(head->backlog(id, tokens), 0);
   }
+}
+
+// llama.cpp's converter names the tensors of "mtp." as those of further layers.
+class MtpGguf : public MtpGolden {};
+INSTANTIATE_TEST_SUITE_P(Models, MtpGguf, testing::Values("qwen3_5_mtp"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(MtpGguf, LogitsAreThoseOfTheDirectory) {
+  io::GgufMetadata metadata = checkpoint.model->config()->to_gguf();
+  for (auto& [key, value] : metadata)
+    if (key == "qwen35.block_count") value = io::GgufValue::scalar(uint32_t{3});
+  metadata.emplace_back("qwen35.nextn_predict_layers", io::GgufValue::scalar(uint32_t{1}));
+  std::vector<Tensor> kept;
+  std::vector<io::NamedTensor> tensors;
+  for (const Checkpoint& each : {checkpoint, models::mtp_checkpoint(checkpoint)}) {
+    const models::ParameterReader reader(each);
+    for (const auto& [name, recipe] : models::tensors_of(*each.model, models::CheckpointFormat::gguf)) {
+      if (std::any_of(tensors.begin(), tensors.end(), [&, &own = name](const auto& t) { return t.name == own; }))
+        continue;
+      kept.push_back(models::evaluate(
+          recipe, [&](const std::string& own) { return reader.read(own); }, name));
+      tensors.push_back({name, kept.back().view});
+    }
+  }
+  const std::string path = testing::TempDir() + "mtp_qwen.gguf";
+  io::write_gguf(path, metadata, tensors);
+  const Checkpoint gguf = models::open_checkpoint(path);
+  EXPECT_EQ(gguf.model->info().layers, 2);
+  EXPECT_EQ(models::mtp_place(gguf), "blk.2");
+  EXPECT_EQ(models::mtp_place(checkpoint), "mtp");
+  expect_same_bits(logits(gguf, 64), logits(checkpoint, 64), "from the GGUF file");
+  fs::remove(path);
 }
 
 // --- Answers.
@@ -401,16 +437,74 @@ TEST(MtpFiles, AGgufFileHasTheBitsOfItsDirectory) {
   fs::remove(path);
 }
 
+// The golden with weights that are not to be read.
+class Unread final : public io::WeightSource {
+ public:
+  explicit Unread(const io::WeightSource& plain) : WeightSource(plain.path()) {
+    set_tensors({plain.tensors().begin(), plain.tensors().end()});
+  }
+  void release(std::string_view) const override {}
+  std::vector<std::shared_ptr<const io::MappedFile>> files() const override { return {}; }
+
+ private:
+  Tensor load(size_t index) const override { return load_bytes(index); }
+  Tensor load_bytes(size_t index) const override { throw IoError("'{}' was read", tensors()[index].name); }
+};
+
+Checkpoint unread(const char* name) {
+  Checkpoint checkpoint = models::open_checkpoint(golden(name));
+  checkpoint.weights = std::make_shared<Unread>(*checkpoint.weights);
+  return checkpoint;
+}
+
+std::string refusal_of_llm(const Checkpoint& checkpoint, const EngineOptions& options) {
+  return refusal(
+      [&] { LLM(checkpoint, cpu(), options, Logger(LogLevel::warning), {}, SpeculationOptions::of("mtp")); });
+}
+
+// GLM-4.5, but that the layer behind the model's has heads that kernels of the CPU do not read from an int8 cache.
+const models::ModelFamily& with_a_wide_head() {
+  static const models::ModelFamily family = [] {
+    models::ModelFamily made = models::family_of_type("glm4_moe", "");
+    made.decoder = [](const models::ModelConfig& config) {
+      models::DecoderSpec spec = config.family().decoder(config);
+      if (spec.layers.size() == 3) std::get<modules::CausalAttention::Config>(spec.layers.back().mixer).head_dim = 2048;
+      return spec;
+    };
+    return made;
+  }();
+  return family;
+}
+
+TEST(MtpFiles, WhatCannotBeComputedIsRefusedBeforeWeightsAreRead) {
+  EngineOptions options = speculating(1);
+  EXPECT_HAS(refusal_of_llm(unread("glm4_moe"), options), "there is no 'model.layers.2.enorm.weight'");
+  EXPECT_HAS(refusal_of_llm(unread("qwen3_next_mtp"), options), "qwen3_next has states per sequence");
+
+  Checkpoint checkpoint = unread("glm4_moe_mtp");
+  checkpoint.model = std::make_shared<models::Decoder>(*checkpoint.model->config(), with_a_wide_head());
+  options.hardware.kv_cache = {*kv_cache_type("int8"), "test"};
+  EXPECT_NO_THROW(InferEngine(checkpoint.model, cpu(), options, models::spec_of(checkpoint))) << "the model itself";
+  const std::string text = refusal_of_llm(checkpoint, options);
+  EXPECT_HAS(text, "Unsupported: the head for multi-token prediction (MTP) of glm4_moe: ");
+  EXPECT_HAS(text, "model.layers.2");
+  EXPECT_HAS(text, "have no kernel on cpu");
+}
+
 TEST(MtpFiles, ModelsWithoutAHeadAreRefused) {
   const auto refused = [](const char* name) {
     return refusal([&] { models::mtp_checkpoint(models::open_checkpoint(golden(name))); });
   };
   EXPECT_HAS(refused("llama"), "Unsupported: llama has no head for multi-token prediction (MTP)");
-  EXPECT_HAS(refused("qwen3_next"), "Unsupported: qwen3_next has no head for multi-token prediction (MTP)");
+  EXPECT_HAS(refused("nemotron_h"), "Unsupported: nemotron_h has no head for multi-token prediction (MTP)");
+  EXPECT_HAS(refused("qwen3_next"),
+             "the file has no head for multi-token prediction (MTP) of qwen3_next: there is no "
+             "'mtp.pre_fc_norm_embedding.weight'");
   EXPECT_HAS(refused("glm4_moe"),
              "the file has no head for multi-token prediction (MTP) of glm4_moe: there is no "
              "'model.layers.2.enorm.weight'");
   EXPECT_EQ(models::why_no_mtp(models::open_checkpoint(golden("glm4_moe_mtp"))), "");
+  EXPECT_EQ(models::mtp_place(models::open_checkpoint(golden("glm4_moe"))), "");
   EXPECT_HAS(models::why_no_mtp(models::open_config(golden("glm4_moe_mtp"))), "has no weights");
   EXPECT_HAS(refusal([] { SpeculationOptions::of("mtp").check(2); }), "(mtp) beside 2 ranks");
   EXPECT_HAS(refusal([] {

@@ -71,8 +71,10 @@ HWY_INLINE void make_token_rows(const DeltaTokenRows& rows, const DeltaRule& p, 
 
 // Where one token's step reads and writes. `read` and `d` are [value_dim] or null: S^T k of the faded state, and d.
 struct DeltaStep {
-  const float* before;  // S [key_dim, value_dim]
+  const float* before;  // S [key_dim, …], from column `first` on
   float* after;         // likewise; may be `before`
+  int64_t stride;       // from a row of S to the next
+  int64_t first = 0;
   const float* v;
   float* y = nullptr;
   float* read = nullptr;
@@ -81,8 +83,7 @@ struct DeltaStep {
 
 // Columns [c, c + kVecs * kLanes) of a step; with kVecs == 1 the first `lanes` of them.
 template <int kVecs>
-HWY_INLINE void delta_columns(const DeltaStep& s, const DeltaTokenRows& token, int64_t rows, int64_t columns, int64_t c,
-                              int64_t lanes) {
+HWY_INLINE void delta_columns(const DeltaStep& s, const DeltaTokenRows& token, int64_t rows, int64_t c, int64_t lanes) {
   const auto at = [&](const float* p, int u) {
     return kVecs > 1 || lanes == kLanes ? load(p + u * kLanes) : load_n(p, lanes);
   };
@@ -95,13 +96,13 @@ HWY_INLINE void delta_columns(const DeltaStep& s, const DeltaTokenRows& token, i
   // 1. S^T k, of the state before it fades: two chains, since one would wait for itself.
   Vec even[kVecs], odd[kVecs], d[kVecs], y[kVecs];
   for (int u = 0; u < kVecs; ++u) even[u] = odd[u] = y[u] = zero();
-  const float* row = s.before + c;
+  const float* row = s.before + (c - s.first);
   int64_t i = 0;
-  for (; i + 2 <= rows; i += 2, row += 2 * columns) {
+  for (; i + 2 <= rows; i += 2, row += 2 * s.stride) {
     const Vec first = set(token.faded[i]), second = set(token.faded[i + 1]);
     for (int u = 0; u < kVecs; ++u) {
       even[u] = hn::MulAdd(at(row, u), first, even[u]);
-      odd[u] = hn::MulAdd(at(row + columns, u), second, odd[u]);
+      odd[u] = hn::MulAdd(at(row + s.stride, u), second, odd[u]);
     }
   }
   if (i < rows)
@@ -117,9 +118,9 @@ HWY_INLINE void delta_columns(const DeltaStep& s, const DeltaTokenRows& token, i
   }
 
   // 3. S, and y = S^T q.
-  row = s.before + c;
-  float* after = s.after + c;
-  for (i = 0; i < rows; ++i, row += columns, after += columns) {
+  row = s.before + (c - s.first);
+  float* after = s.after + (c - s.first);
+  for (i = 0; i < rows; ++i, row += s.stride, after += s.stride) {
     const Vec decay = set(token.decay[i]), k = set(token.k[i]), q = set(token.q[i]);
     for (int u = 0; u < kVecs; ++u) {
       const Vec value = hn::MulAdd(at(row, u), decay, hn::Mul(k, d[u]));
@@ -142,8 +143,8 @@ HWY_INLINE void for_each_column_block(int64_t columns, Wide&& wide, Narrow&& nar
 
 HWY_INLINE void delta_step(const DeltaStep& step, const DeltaTokenRows& token, int64_t rows, int64_t columns) {
   for_each_column_block(
-      columns, [&](int64_t c) { delta_columns<4>(step, token, rows, columns, c, kLanes); },
-      [&](int64_t c, int64_t lanes) { delta_columns<1>(step, token, rows, columns, c, lanes); });
+      columns, [&](int64_t c) { delta_columns<4>(step, token, rows, c, kLanes); },
+      [&](int64_t c, int64_t lanes) { delta_columns<1>(step, token, rows, c, lanes); });
 }
 
 }  // namespace eadem::kernels::cpu::HWY_NAMESPACE

@@ -12,6 +12,9 @@ namespace eadem::kernels::cpu {
 // Tokens whose rows are normalized at a time, before the columns of S go through all of them.
 inline constexpr int64_t kDeltaChunk = 32;
 
+// From so many tokens of a sequence on, copying S there and back costs less than it saves.
+inline constexpr int64_t kDeltaTokensInBlocks = 8;
+
 struct DeltaRule {
   GatedDeltaRuleAttrs attrs;
   const float* q;              // [tokens, key_heads, key_dim]

@@ -18,31 +18,58 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
+// Copies the columns of S [rows, columns], block by block, to where each block lies alone, or back.
+HWY_INLINE void copy_blocks(float* blocks, float* state, int64_t rows, int64_t columns, bool back) {
+  const auto copy = [&](int64_t c, int64_t width) {
+    float *block = blocks + c * rows, *part = state + c;
+    for (int64_t i = 0; i < rows; ++i, block += width, part += columns) {
+      if (back)
+        std::copy_n(block, width, part);
+      else
+        std::copy_n(part, width, block);
+    }
+  };
+  for_each_column_block(
+      columns, [&](int64_t c) { copy(c, 4 * kLanes); }, copy);
+}
+
 // All tokens of a sequence, for one value head. `scratch`: a state, then the rows of a chunk. The columns of S that a
-// block has stay in the first cache while a chunk of tokens goes through them.
+// block has stay in the first cache while a chunk of tokens goes through them. Of several tokens each block lies alone
+// in scratch: as parts of rows of a power of two in bytes, its lines would share a few sets of that cache.
 void delta_sequence(const DeltaRule& p, int64_t sequence, int64_t head, float* scratch) {
   const int64_t rows = p.attrs.key_dim, columns = p.attrs.value_dim, first = p.query_start[sequence],
                 end = p.query_start[sequence + 1];
   const bool kept = p.slots != nullptr && p.slots[sequence] >= 0;
+  const bool in_blocks = !kept || end - first >= kDeltaTokensInBlocks;
   float* state = kept ? p.state + (p.slots[sequence] * p.attrs.value_heads + head) * p.state_size() : scratch;
-  if (!kept) std::fill_n(state, p.state_size(), 0.0f);
+  if (!kept)
+    std::fill_n(scratch, p.state_size(), 0.0f);
+  else if (in_blocks)
+    copy_blocks(scratch, state, rows, columns, false);
   const DeltaChunkRows chunk{scratch + p.state_size(), rows};
   for (int64_t begin = first; begin < end; begin += kDeltaChunk) {
     const int64_t tokens = std::min(kDeltaChunk, end - begin);
     for (int64_t i = 0; i < tokens; ++i) make_token_rows(chunk.at(i), p, begin + i, head);
-    const auto step = [&](int64_t i) {
+    const auto step = [&](int64_t i, int64_t c, int64_t width) {
       const int64_t row = p.value_row(begin + i, head);
-      return DeltaStep{.before = state, .after = state, .v = p.v + row, .y = p.y + row};
+      DeltaStep result{.before = state, .after = state, .stride = columns, .v = p.v + row, .y = p.y + row};
+      if (in_blocks) {
+        result.before = result.after = scratch + c * rows;
+        result.stride = width;
+        result.first = c;
+      }
+      return result;
     };
     for_each_column_block(
         columns,
         [&](int64_t c) {
-          for (int64_t i = 0; i < tokens; ++i) delta_columns<4>(step(i), chunk.at(i), rows, columns, c, kLanes);
+          for (int64_t i = 0; i < tokens; ++i) delta_columns<4>(step(i, c, 4 * kLanes), chunk.at(i), rows, c, kLanes);
         },
         [&](int64_t c, int64_t lanes) {
-          for (int64_t i = 0; i < tokens; ++i) delta_columns<1>(step(i), chunk.at(i), rows, columns, c, lanes);
+          for (int64_t i = 0; i < tokens; ++i) delta_columns<1>(step(i, c, lanes), chunk.at(i), rows, c, lanes);
         });
   }
+  if (kept && in_blocks) copy_blocks(scratch, state, rows, columns, true);
 }
 
 }  // namespace

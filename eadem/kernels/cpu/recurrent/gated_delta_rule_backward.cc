@@ -114,6 +114,7 @@ class BackwardHead {
       make_token_rows(chunk_rows_.at(i), p_, begin + i, head_);
       delta_step({.before = scratch_.state_before(i),
                   .after = scratch_.state_before(i + 1),
+                  .stride = columns_,
                   .v = p_.v + p_.value_row(begin + i, head_),
                   .read = scratch_.reads + i * columns_,
                   .d = scratch_.corrections + i * columns_},

@@ -465,7 +465,7 @@ const ModelFamily& deepseek_family() {
       .gguf_names = kDeepseekNames,
       .recipes = deepseek_recipes,
       .further_layers = true,
-      .mtp = true};
+      .mtp = ModelFamily::Mtp::further_layer};
   return kFamily;
 }
 

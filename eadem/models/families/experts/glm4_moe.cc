@@ -119,7 +119,7 @@ const ModelFamily& glm4_moe_family() {
                                       .gguf_names = kGlm4MoeNames,
                                       .recipes = glm4_moe_recipes,
                                       .further_layers = true,
-                                      .mtp = true};
+                                      .mtp = ModelFamily::Mtp::further_layer};
   return kFamily;
 }
 

@@ -2,7 +2,7 @@
 //
 // Qwen3.5, text: the layers of Qwen3-Next, with projections in an order of their own, and a dense MLP or experts in
 // every layer. Positions in texts are the same on all axes, so that sections of a rotation mean nothing. What predicts
-// further tokens, and what sees, is not computed.
+// a further token is MtpModel's; what sees is not computed.
 // Source: transformers, models/qwen3_5 and qwen3_5_moe; llama.cpp, conversion/qwen.py (facts only).
 #include "eadem/models/decoders/dense_decoder.h"
 #include "eadem/models/decoders/linear_decoder.h"
@@ -125,7 +125,8 @@ const ModelFamily& qwen3_5_family() {
                                       .gguf_names = kQwen35Names,
                                       .ignored_module = "mtp.",
                                       .recipes = qwen3_5_recipes,
-                                      .further_layers = true};
+                                      .further_layers = true,
+                                      .mtp = ModelFamily::Mtp::own_module};
   return kFamily;
 }
 

@@ -2,7 +2,7 @@
 //
 // Qwen3-Next: linear attention with the gated delta rule in all but every fourth layer, which has attention with norms
 // of q and k, a gate, and a rotation of a quarter of each head; norms with weights 1 + w; beside the experts of a
-// softmax one that computes every token, times a gate of its own. What predicts further tokens is not computed.
+// softmax one that computes every token, times a gate of its own. What predicts a further token is MtpModel's.
 // Source: transformers, models/qwen3_next; llama.cpp, conversion/qwen.py and src/models/qwen3next.cpp (facts only).
 #include "eadem/models/decoders/linear_decoder.h"
 #include "eadem/models/decoders/moe_decoder.h"
@@ -105,7 +105,8 @@ const ModelFamily& qwen3_next_family() {
                                       .decoder = qwen3_next_decoder,
                                       .gguf_names = kQwen3NextNames,
                                       .ignored_module = "mtp.",
-                                      .recipes = qwen3_next_recipes};
+                                      .recipes = qwen3_next_recipes,
+                                      .mtp = ModelFamily::Mtp::own_module};
   return kFamily;
 }
 
