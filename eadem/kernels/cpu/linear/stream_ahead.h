@@ -7,6 +7,9 @@
 // Prefetching into the first-level cache reaches 90 to 94% at any distance, presumably because its line buffers then
 // wait for memory. So every line is prefetched twice: from far ahead into the second-level cache, and from there into
 // the first.
+//
+// Measured on Zen 3, whose tiles are narrower: four streams reach 67% of the read bandwidth that way, one stream 95%,
+// and one prefetch of each line into the first-level cache is enough (quantized_row.cc).
 #pragma once
 
 #include <hwy/base.h>

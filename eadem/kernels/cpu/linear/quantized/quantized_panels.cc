@@ -2,6 +2,7 @@
 #include "eadem/kernels/cpu/linear/quantized/quantized_panels.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <memory>
 
@@ -79,15 +80,22 @@ QuantizedLayout layout_of(const BlockFormat& format) {
     layout.scales =
         format.has_min && format.sub_scale_max <= 15 && format.sub_min_max <= 15 ? Scales::nibbles : Scales::bytes;
   layout.zero = format.zero;
+  const auto is_known = [&] {
+    return std::find(std::begin(kQuantizedFormats), std::end(kQuantizedFormats), layout.format()) !=
+           std::end(kQuantizedFormats);
+  };
   if (layout.has_table) {
-    layout.zero = 128;
+    // The fewer bits an entry has, the more products of it fit 16 bits.
+    const auto [least, most] = std::minmax_element(format.codebook, format.codebook + (1 << format.code_bits));
+    layout.zero = -*least;
+    layout.table_bits = std::bit_width(static_cast<unsigned>(*most - *least));
+    while (layout.table_bits < 8 && !is_known()) ++layout.table_bits;
+    if (layout.table_bits == 8) layout.zero = 128;
     for (size_t i = 0; i < size_t{1} << format.code_bits; ++i)
-      layout.table[i] = static_cast<uint8_t>(format.codebook[i] + 128);
+      layout.table[i] = static_cast<uint8_t>(format.codebook[i] + layout.zero);
   }
-  const QuantizedFormat form = layout.format();
-  const bool known =
-      std::find(std::begin(kQuantizedFormats), std::end(kQuantizedFormats), form) != std::end(kQuantizedFormats);
-  EADEM_CHECK(known && layout.group_size * form.groups == kStep, "{}: no product for such blocks", format.name);
+  EADEM_CHECK(is_known() && layout.group_size * layout.groups() == kStep, "{}: no product for such blocks",
+              format.name);
   // Products use one super-scale for a whole chunk, so a chunk must be one block.
   EADEM_CHECK(!layout.has_super_scales() || layout.block_size == kChunkSteps * kStep, "{}: blocks of {}", format.name,
               layout.block_size);

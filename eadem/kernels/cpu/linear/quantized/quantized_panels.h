@@ -52,24 +52,26 @@ struct QuantizedFormat {
   int groups = 1;  // in a step
   bool has_min = false;
   bool has_table = false;
+  int table_bits = 8;  // of an entry
 
   constexpr bool operator==(const QuantizedFormat&) const = default;
   // A level times its sub-scale fits a byte. A step is then summed in integers, with the super-scale as its only scale.
   constexpr bool folded() const { return code_bits <= 3 && !has_table; }
 };
 
-// The formats that products are compiled for: {code_bits, scales, groups, has_min, has_table}.
+// The formats that products are compiled for: {code_bits, scales, groups, has_min, has_table, table_bits}.
 inline constexpr QuantizedFormat kQuantizedFormats[] = {
     {2, QuantizedFormat::Scales::nibbles, 2, true},
     {2, QuantizedFormat::Scales::bytes, 2},
     {3, QuantizedFormat::Scales::bytes, 2},
-    {3, QuantizedFormat::Scales::bytes, 1, false, true},
-    {3, QuantizedFormat::Scales::bytes, 2, false, true},
+    {3, QuantizedFormat::Scales::bytes, 1, false, true, 7},
+    {3, QuantizedFormat::Scales::bytes, 2, false, true, 7},
     {4, QuantizedFormat::Scales::f16},
     {4, QuantizedFormat::Scales::f16, 1, true},
     {4, QuantizedFormat::Scales::f16, 1, false, true},
-    {4, QuantizedFormat::Scales::bf16, 1, false, true},
+    {4, QuantizedFormat::Scales::bf16, 1, false, true, 5},
     {4, QuantizedFormat::Scales::bytes, 1, true},
+    {4, QuantizedFormat::Scales::bytes, 1, false, true, 7},
     {4, QuantizedFormat::Scales::bytes, 1, false, true},
     {4, QuantizedFormat::Scales::groups},
     {4, QuantizedFormat::Scales::groups, 1, true},
@@ -92,20 +94,23 @@ struct QuantizedLayout {
   bool has_min;
   int zero;     // subtracted from a code, or from its table entry, to give the level
   bool folded;  // QuantizedFormat::folded
-  // Codes of a codebook are indices: the unpacked byte is table[code].
+  // Codes of a codebook are indices: the unpacked byte is table[code], a number of table_bits bits.
   bool has_table;
+  int table_bits = 8;
   std::array<uint8_t, 16> table;
   // For Scales::groups: the dtype of the stored scales, and how many steps share one (0: all).
   DType group_scales;
   int64_t group_steps;
 
-  QuantizedFormat format() const { return {code_bits, scales, static_cast<int>(groups()), has_min, has_table}; }
+  QuantizedFormat format() const {
+    return {code_bits, scales, static_cast<int>(groups()), has_min, has_table, table_bits};
+  }
   int64_t quant_bytes() const { return 64 * code_bits; }          // of a step
   int64_t groups() const { return group_size == kStep ? 1 : 2; }  // in a step
   // Each output has a single scale: products then sum whole chunks in integers.
   bool whole_rows() const { return scales == Scales::groups && group_steps == 0; }
   // Bytes of weights, as tiles multiply them, may be 128 or more.
-  bool has_byte_codes() const { return code_bits == 8 || has_table || (folded && !has_min); }
+  bool has_byte_codes() const { return code_bits == 8 || (has_table && table_bits == 8) || (folded && !has_min); }
   bool has_super_scales() const { return scales == Scales::bytes || scales == Scales::nibbles; }
   // Scales of an output in a step: each group has a scale and may have a min.
   int64_t scale_columns() const { return groups() * (has_min && scales != Scales::nibbles ? 2 : 1); }

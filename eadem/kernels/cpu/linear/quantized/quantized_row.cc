@@ -2,6 +2,7 @@
 //
 // The product for one row: codes and scales are unpacked in registers as they are read, since no other row needs them.
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "eadem/kernels/cpu/linear/quantized/quantized_matmul.h"
@@ -18,15 +19,69 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// Panels that the row multiplies side by side.
-inline constexpr int kQuantizedRowPanels = HWY_TARGET == HWY_SCALAR ? 1 : 4;
+// Panels that the row multiplies side by side, and vectors of a panel that it takes at once. With vectors shorter than
+// a cache line and 16 registers, one panel is read from its beginning to its end, each line once. Four panels at half a
+// line spilled, and read memory only during the first halves.
+inline constexpr bool kSingleStream = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4;
+inline constexpr int kQuantizedRowPanels = kSingleStream || HWY_TARGET == HWY_SCALAR ? 1 : 4;
+inline constexpr int kRowVectors = kSingleStream ? kPanelVectors : 1;
+
+// The vectors of a step in an order in which each stored word is read once: vectors that share bytes are neighbours.
+template <int kLow, int kHigh>
+constexpr std::array<int, kStepVectors> shared_bytes_order() {
+  std::array<int, kStepVectors> order{};
+  size_t count = 0;
+  constexpr int kHighWords = kHigh == 0 ? 1 : kHigh;
+  for (int high = 0; high < kHighWords; ++high)
+    for (int low = high; low < kLow; low += kHighWords)
+      for (int i = low; i < kStepVectors; i += kLow) order[count++] = i;
+  return order;
+}
+
+// sums[g][v] = start(g) + the dot product of group g of a step of weights with the codes of a row, for the v-th kLanes
+// outputs from output `lane` on.
+template <typename Dot, typename Format, typename Start>
+HWY_INLINE void make_row_dots(Ints (&sums)[Format::kGroups][kRowVectors], const uint8_t* quants, int64_t lane,
+                              const int8_t* x_codes, const uint8_t* table, Start start) {
+  using Fields = typename Format::Fields;
+  constexpr int kGroups = Format::kGroups, kGroupVectors = static_cast<int>(kStepVectors) / kGroups;
+  constexpr int kSums = Dot::kSums < kGroupVectors ? Dot::kSums : kGroupVectors;
+  constexpr auto kOrder = shared_bytes_order<Fields::kLowWords, Fields::kHighWords>();
+  Fields fields[kRowVectors];
+#pragma GCC unroll kUnroll
+  for (int v = 0; v < kRowVectors; ++v) fields[v] = Fields(quants, lane + v * kLanes);
+  if constexpr (kSums == 1)
+#pragma GCC unroll kUnroll
+    for (int g = 0; g < kGroups; ++g)
+#pragma GCC unroll kUnroll
+      for (int v = 0; v < kRowVectors; ++v) sums[g][v] = start(g);
+  Ints partial[kGroups][kRowVectors];
+  int products[kGroups] = {};
+#pragma GCC unroll kUnroll
+  for (size_t j = 0; j < kStepVectors; ++j) {
+    const int i = kOrder[j], g = i / kGroupVectors, n = products[g]++;
+    const Ints bytes = broadcast_bytes(x_codes + i * 4);
+#pragma GCC unroll kUnroll
+    for (int v = 0; v < kRowVectors; ++v) {
+      const auto weights = Dot::weights(fields[v].codes(i, table));
+      if constexpr (kSums == 1) {
+        sums[g][v] = Dot::dot(sums[g][v], weights, bytes);
+      } else {
+        const Ints product = Dot::multiply(weights, bytes);
+        partial[g][v] = n % kSums == 0 ? product : Dot::add(partial[g][v], product);
+        if ((n + 1) % kSums == 0 || n + 1 == kGroupVectors)
+          sums[g][v] = hn::Add(n < kSums ? start(g) : sums[g][v], Dot::total(partial[g][v]));
+      }
+    }
+  }
+}
 
 // c [kPanels * 16] += row `row` of x times the chunk, which begins at step s0.
 template <typename Dot, typename Format, int kPanels>
 HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, int64_t row, const PackedChunk& w,
                                 int64_t s0, int64_t steps, const uint8_t* table) {
   using Fields = typename Format::Fields;
-  constexpr int kGroups = Format::kGroups, kGroupVectors = static_cast<int>(kStepVectors) / kGroups;
+  constexpr int kGroups = Format::kGroups, kVecs = kPanels * kRowVectors;
   const int64_t first = x.step(row, s0);
   const StreamAhead ahead(w.quants_stride, (kPanels - 1) * w.quants_stride);
   const StreamAhead scales_ahead(w.scales_stride, (kPanels - 1) * w.scales_stride);
@@ -38,13 +93,14 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, i
 #pragma GCC unroll kUnroll
     for (int p = 0; p < kPanels; ++p) fetch_near(bytes + p * stride + near);
   }
-  for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
-    Vec acc[kPanels];
-    Supers supers[kPanels];
+  for (int64_t n0 = 0; n0 < kPanelWidth; n0 += kRowVectors * kLanes) {
+    Vec acc[kVecs];
+    Supers supers[kVecs];
 #pragma GCC unroll kUnroll
-    for (int p = 0; p < kPanels; ++p) {
-      acc[p] = load(c + p * kPanelWidth + n);
-      supers[p] = load_supers<Format>(w.supers + p * w.supers_stride, n, w.supers_unit);
+    for (int v = 0; v < kVecs; ++v) {
+      const int64_t p = v / kRowVectors, n = n0 + v % kRowVectors * kLanes;
+      acc[v] = load(c + p * kPanelWidth + n);
+      supers[v] = load_supers<Format>(w.supers + p * w.supers_stride, n, w.supers_unit);
     }
     const uint8_t *quants = w.quants, *scales = w.scales;
     for (int64_t s = 0; s < steps; ++s, quants += Fields::kBytes, scales += Format::kScaleBytes) {
@@ -58,49 +114,50 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, i
       for (int p = 0; p < kPanels; ++p) {
         const uint8_t* panel_quants = quants + p * w.quants_stride;
         const uint8_t* panel_scales = scales + p * w.scales_stride;
-        if (n == 0) {
+        if (n0 == 0) {
 #pragma GCC unroll kUnroll
           for (int64_t i = 0; i < Fields::kBytes; i += 64) {
-            fetch_near(panel_quants + near + i);
-            fetch_far(panel_quants + far + i);
+            if constexpr (kSingleStream) {
+              fetch_near(panel_quants + far + i);
+            } else {
+              fetch_near(panel_quants + near + i);
+              fetch_far(panel_quants + far + i);
+            }
           }
           if (new_scales) fetch_near(panel_scales + near_scales);
         }
-        const Fields fields(panel_quants, n);
-        Ints sums[kGroups], dots[1][1];
-        const auto words_at = [&](int i, int /*v*/) { return fields.codes(i, table); };
-        const auto start_of = [&](int g) {
-          return [=, &x](int, int) {
-            return Format::kFolded ? hn::Zero(IntLanes()) : hn::Set(IntLanes(), x.starts[step * kGroups + g]);
-          };
-        };
-        make_dots<Dot, 0, kGroupVectors>(dots, x_codes, words_at, start_of(0));
-        sums[0] = dots[0][0];
-        if constexpr (kGroups == 2) {
-          make_dots<Dot, kGroupVectors, 2 * kGroupVectors>(dots, x_codes, words_at, start_of(1));
-          sums[1] = dots[0][0];
-        }
-        const StepScales<Format> scale(panel_scales, n, supers[p]);
-        if constexpr (Format::kFolded) {
-          const Ints x_pairs = hn::Set(IntLanes(), x.pairs[step]);
-          Ints pair = pair_of(sums[0], sums[1]);
-          if constexpr (Format::kMin) {
-            sums[0] = dot_pairs(pair, scale.pair);
-            const Vec x_sum = hn::ConvertTo(Lanes(), dot_pairs(x_pairs, scale.min_pair));
-            acc[p] = add_step<Format>(acc[p], sums, x.scales[step], scale.scale, x_sum, scale.min);
+        Ints sums[kGroups][kRowVectors];
+        make_row_dots<Dot, Format>(sums, panel_quants, n0, x_codes, table, [&](int g) {
+          return Format::kFolded ? hn::Zero(IntLanes()) : hn::Set(IntLanes(), x.starts[step * kGroups + g]);
+        });
+#pragma GCC unroll kUnroll
+        for (int v = 0; v < kRowVectors; ++v) {
+          Vec& sum = acc[p * kRowVectors + v];
+          const StepScales<Format> scale(panel_scales, n0 + v * kLanes, supers[p * kRowVectors + v]);
+          Ints dots[kGroups];
+#pragma GCC unroll kUnroll
+          for (int g = 0; g < kGroups; ++g) dots[g] = sums[g][v];
+          if constexpr (Format::kFolded) {
+            const Ints x_pairs = hn::Set(IntLanes(), x.pairs[step]);
+            const Ints pair = pair_of(dots[0], dots[1]);
+            if constexpr (Format::kMin) {
+              dots[0] = dot_pairs(pair, scale.pair);
+              const Vec x_sum = hn::ConvertTo(Lanes(), dot_pairs(x_pairs, scale.min_pair));
+              sum = add_step<Format>(sum, dots, x.scales[step], scale.scale, x_sum, scale.min);
+            } else {
+              dots[0] = hn::Sub(dot_pairs(pair, scale.pair), dot_pairs(x_pairs, scale.pair));
+              sum = add_step<Format>(sum, dots, x.scales[step], scale.scale);
+            }
+          } else if constexpr (Format::kMin) {
+            sum = add_step<Format>(sum, dots, x.scales[step], scale.scale, set(x.sums[step]), scale.min);
           } else {
-            sums[0] = hn::Sub(dot_pairs(pair, scale.pair), dot_pairs(x_pairs, scale.pair));
-            acc[p] = add_step<Format>(acc[p], sums, x.scales[step], scale.scale);
+            sum = add_step<Format>(sum, dots, x.scales[step], scale.scale);
           }
-        } else if constexpr (Format::kMin) {
-          acc[p] = add_step<Format>(acc[p], sums, x.scales[step], scale.scale, set(x.sums[step]), scale.min);
-        } else {
-          acc[p] = add_step<Format>(acc[p], sums, x.scales[step], scale.scale);
         }
       }
     }
 #pragma GCC unroll kUnroll
-    for (int p = 0; p < kPanels; ++p) store(acc[p], c + p * kPanelWidth + n);
+    for (int v = 0; v < kVecs; ++v) store(acc[v], c + v / kRowVectors * kPanelWidth + n0 + v % kRowVectors * kLanes);
   }
 }
 
@@ -109,14 +166,14 @@ void row_product_of_format(float* c, const QuantizedRows& x, const QuantizedWeig
                            int64_t /*rows*/, int64_t p0, int64_t panels, float* scratch) {
   const int64_t all_steps = k_size / kStep;
   std::memset(c, 0, static_cast<size_t>(panels * kPanelWidth) * sizeof(float));
-  for (int64_t s0 = 0; s0 < all_steps; s0 += kChunkSteps) {
-    const int64_t steps = std::min(kChunkSteps, all_steps - s0);
-    const PackedChunk chunk = packed_chunk<Format>(w, all_steps, p0, panels, s0, steps, scratch);
-    cut_into<kQuantizedRowPanels, 1>(panels, [&](auto width, int64_t p) {
-      quantized_row<Dot<Format::kRowBits>, Format, decltype(width)::value>(
-          c + p * kPanelWidth, x, r0, chunk.from_panel(p), s0, steps, w.layout->table.data());
-    });
-  }
+  cut_into<kQuantizedRowPanels, 1>(panels, [&](auto width, int64_t p) {
+    for (int64_t s0 = 0; s0 < all_steps; s0 += kChunkSteps) {
+      const int64_t steps = std::min(kChunkSteps, all_steps - s0);
+      const PackedChunk chunk = packed_chunk<Format>(w, all_steps, p0 + p, width, s0, steps, scratch);
+      quantized_row<Dot<Format::kRowBits>, Format, decltype(width)::value>(c + p * kPanelWidth, x, r0, chunk, s0, steps,
+                                                                           w.layout->table.data());
+    }
+  });
 }
 
 template <template <int> typename Dot>

@@ -22,18 +22,23 @@
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 
-template <int kBits>
+// Field `slot` of kBits bits of each byte, shifted left by kUp bits.
+template <int kBits, int kUp = 0>
 HWY_INLINE Words field(Words packed, int slot) {
-  const Words mask = hn::Set(WordLanes(), 0x01010101u * ((1u << kBits) - 1));
-  switch (slot) {  // a shift by zero is no shift
+  const Words mask = hn::Set(WordLanes(), 0x01010101u * (((1u << kBits) - 1) << kUp));
+  switch (slot * kBits - kUp) {
+    case -4: return hn::And(hn::ShiftLeft<4>(packed), mask);
+    case -3: return hn::And(hn::ShiftLeft<3>(packed), mask);
+    case -2: return hn::And(hn::ShiftLeft<2>(packed), mask);
+    case -1: return hn::And(hn::ShiftLeft<1>(packed), mask);
     case 0: return hn::And(packed, mask);
-    case 1: return hn::And(hn::ShiftRight<kBits>(packed), mask);
-    case 2: return hn::And(hn::ShiftRight<2 * kBits & 31>(packed), mask);
-    case 3: return hn::And(hn::ShiftRight<3 * kBits & 31>(packed), mask);
-    case 4: return hn::And(hn::ShiftRight<4 * kBits & 31>(packed), mask);
-    case 5: return hn::And(hn::ShiftRight<5 * kBits & 31>(packed), mask);
-    case 6: return hn::And(hn::ShiftRight<6 * kBits & 31>(packed), mask);
-    default: return hn::And(hn::ShiftRight<7 * kBits & 31>(packed), mask);
+    case 1: return hn::And(hn::ShiftRight<1>(packed), mask);
+    case 2: return hn::And(hn::ShiftRight<2>(packed), mask);
+    case 3: return hn::And(hn::ShiftRight<3>(packed), mask);
+    case 4: return hn::And(hn::ShiftRight<4>(packed), mask);
+    case 5: return hn::And(hn::ShiftRight<5>(packed), mask);
+    case 6: return hn::And(hn::ShiftRight<6>(packed), mask);
+    default: return hn::And(hn::ShiftRight<7>(packed), mask);
   }
 }
 
@@ -53,21 +58,22 @@ HWY_INLINE Words look_up(const uint8_t* table, Words codes) {
 template <int kLow, int kHigh, bool kTable>
 struct CodeFields {
   static constexpr int64_t kBytes = 64 * (kLow + kHigh);
-  static constexpr bool kWholeBytes = kLow == 8 || kTable;
+  static constexpr int kLowWords = kLow, kHighWords = kHigh;
 
+  HWY_INLINE CodeFields() {}  // compilers give an implicit one the baseline's target
   // Loads the codes of kLanes outputs, from output `lane` on, in the step at `quants`.
   HWY_INLINE CodeFields(const uint8_t* quants, int64_t lane) {
 #pragma GCC unroll kUnroll
-    for (int i = 0; i < kLow; ++i) low[i] = load_words(quants + i * 64 + lane * 4);
+    for (int i = 0; i < kLow; ++i) low[i] = load_words_once(quants + i * 64 + lane * 4);
 #pragma GCC unroll kUnroll
-    for (int i = 0; i < kHigh; ++i) high[i] = load_words(quants + (kLow + i) * 64 + lane * 4);
+    for (int i = 0; i < kHigh; ++i) high[i] = load_words_once(quants + (kLow + i) * 64 + lane * 4);
   }
 
   // Returns vector i of the step, one byte a code.
   HWY_INLINE Words codes(int i, const uint8_t* table) const {
     if constexpr (kLow == 8) return low[i];
     Words word = field<kLow>(low[i % kLow], i / kLow);
-    if constexpr (kHigh > 0) word = hn::Or(word, hn::ShiftLeft<kLow>(field<kHigh>(high[i % kHigh], i / kHigh)));
+    if constexpr (kHigh > 0) word = hn::Or(word, field<kHigh, kLow>(high[i % kHigh], i / kHigh));
     if constexpr (kTable) word = look_up(table, word);
     return word;
   }
@@ -107,8 +113,8 @@ struct StepFormat {
   static constexpr int kDots = kFolded ? 1 : kGroups;  // sums of a step in a tile
   // The bits of codes as a single row and as a tile multiply them. In a tile, folded codes are multiplied by sub-scales
   // of at most 15 (with mins: 3 * 15) or have bytes of their own.
-  static constexpr int kRowBits = Fields::kWholeBytes ? 8 : kFormat.code_bits;
-  static constexpr int kTileBits = Fields::kWholeBytes || (kFolded && !kMin) ? 8 : kFolded ? 6 : kFormat.code_bits;
+  static constexpr int kRowBits = kFormat.has_table ? kFormat.table_bits : kFormat.code_bits;
+  static constexpr int kTileBits = !kFolded ? kRowBits : kMin ? 6 : 8;
   static constexpr bool kExpanded = kScales == Scales::groups;  // f32 scales and mins are in the scratch
   static constexpr int64_t kScaleBytes =
       kExpanded ? kPanelWidth * static_cast<int64_t>(sizeof(float))

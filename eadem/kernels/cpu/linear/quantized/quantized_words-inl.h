@@ -34,6 +34,15 @@ HWY_INLINE Words load_words(const uint8_t* p) {
 #endif
 }
 
+// For words that are used several times: GCC 12 would read them again each time, as operands of other instructions.
+HWY_INLINE Words load_words_once(const uint8_t* p) {
+  Words words = load_words(p);
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4
+  asm("" : "+x"(words.raw));
+#endif
+  return words;
+}
+
 HWY_INLINE void store_words(Words v, uint8_t* p) {
 #if HWY_TARGET == HWY_SCALAR
   const uint32_t word = hn::GetLane(v);
