@@ -353,7 +353,7 @@ std::optional<ExplainOptions> parse_explain(CommandLine command_line) {
       "the device's nominal rates; `eadem doctor` measures them.");
   arguments.example("eadem explain model.gguf --decode", "the steps of decoding one token");
   arguments.example("eadem explain path/to/model --device cuda", "which ops lack a kernel on a GPU");
-  arguments.example("eadem explain path/to/model --ep 4", "which rank would hold which experts");
+  arguments.example("eadem explain path/to/model --tp 2", "what each of two ranks would hold");
   arguments.example("eadem explain path/to/model --diff-mode", "what --mode accuracy changes");
   if (!arguments.parse(command_line)) return std::nullopt;
   options.model.check_ranks();
