@@ -17,6 +17,7 @@ class Explain(ProgramTest):
         for words in ["hardware configuration", "factories", "decode:", "fusions", "memory plan", "the same)"]:
             self.assertIn(words, text)
         self.assertNotIn("prefill:", text)
+        self.assertRegex(text, r"linear_qkv .*not applied: no kernel on cpu  \(\d+x\)\n")  # layers are counted, not listed
         self.assertNotIn("the same)", self.done("explain", GOLDEN / "llama", "--all").out)
         result = json.loads(self.done("explain", GOLDEN / "llama", "--json").out)
         self.assertTrue(result["decode"]["complete"] and result["prefill"]["complete"])

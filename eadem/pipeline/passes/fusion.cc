@@ -188,9 +188,9 @@ std::optional<Node> make_fused(Graph& graph, const Fusion& fusion, const Match& 
     EADEM_CHECK(graph.value(node.outputs[i]).type == types[i], "{}: output {} is {} but the pattern made {}",
                 fusion.name, i, to_string(graph.value(node.outputs[i]).type), to_string(types[i]));
   for (Pass pass : training ? std::vector{Pass::forward, Pass::backward} : std::vector{Pass::inference}) {
-    Decision decision = decide(graph, node, pass, device, bounds).decision;
+    const Decision decision = decide(graph, node, pass, device, bounds).decision;
     if (!decision.chosen) {
-      reason = to_string(decision);
+      reason = decision.answers.empty() ? fmt::format("no kernel on {}", device.backend()) : to_string(decision);
       return std::nullopt;
     }
   }
