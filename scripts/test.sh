@@ -125,7 +125,7 @@ left_out_isas() {
 section_asan() {
   # What every model computes on other numbers of threads is left to tsan, and programs whose tests mostly start them
   # anew, hundreds of times, to the section cpp: other tests run what these parse and print.
-  local started='^cli/(arguments|explain|help|ranks|tokenizer)$|^train/program$'
+  local started='^cli/(arguments|convert|explain|help|ranks|tokenizer)$|^train/program$'
   scripts/build.sh asan all "-DEADEM_LEFT_OUT_ISAS=$(left_out_isas)"
   UBSAN_OPTIONS=print_stacktrace=1 GTEST_FILTER="-$large_inputs:*EveryModel.ThreadsOfDecodeAndPrefill*" \
     run_ctest asan -E "^include_graph/|$started" -LE slow

@@ -339,7 +339,7 @@ std::vector<Tensor> sample_inputs_away_from_borders(const ops::Workload& row, ui
       kernels::SampleRow& sample = sample_row(in, r);
       sample.position += 1;
       if (sample.settings.temperature == 0) sample.settings.presence_penalty += 0.01f;
-      if (attempt == 100) sample.settings.typical_p = 1;  // of two tokens that are left, each is as typical as the other
+      if (attempt == 100) sample.settings.typical_p = 1;  // two tokens alone are equally typical
       if (attempt % 5 == 4) {
         if (sample.settings.top_p < 1) sample.settings.top_p *= 0.999f;
         sample.settings.min_p *= 0.999f;
