@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What each rank of --tp or --ep would hold, for `eadem explain`. Nothing is run and nothing is sent.
+// Shows, for `eadem explain`, what each rank of --tp or --ep would hold. Nothing is run and nothing is sent.
 #pragma once
 
 #include <string>
@@ -23,7 +23,7 @@ struct RankPlan {
   MeshAxis axis = MeshAxis::tp;
   int64_t heads = 0, experts = 0;  // of the model
   std::vector<RankShare> shares;   // by rank
-  // Of a decode step of one rank: "all_reduce 8x"; as many of prefill.
+  // The ops that exchange values in a decode step of one rank, with their number; a prefill step has the same.
   std::vector<std::pair<std::string, int>> exchanges;
 };
 

@@ -44,7 +44,7 @@ class MtpModel final : public Model {
   bool may_ignore(const std::string& /*tensor*/) const override { return true; }
   io::JsonValue config_json() const override { return longer_.config_json(); }
 
-  // What the names of the module's tensors begin with: "model.layers.61", "blk.46" or "mtp".
+  // Returns how the names of the module's tensors begin: "model.layers.61", "blk.46" or "mtp".
   std::string place(CheckpointFormat format) const;
 
  private:

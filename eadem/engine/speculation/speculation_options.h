@@ -36,8 +36,8 @@ struct SpeculationOptions {
   int64_t room() const { return proposer == Proposer::none ? 0 : draft_tokens; }
 };
 
-// What make_speculator would refuse, as far as options, configuration and the names of tensors tell, before any weight
-// is read. Throws Unsupported: as SpeculationOptions::check; for a checkpoint without an MTP head
+// Refuses what make_speculator would, before any weight is read, as far as options, configuration and the names of
+// tensors tell. Throws Unsupported: as SpeculationOptions::check; for a checkpoint without an MTP head
 // (models::why_no_mtp); and for a head with ops that `device` has no kernels for, naming them.
 void require_proposer(const SpeculationOptions& options, const models::Checkpoint& checkpoint,
                       const std::shared_ptr<Device>& device, const EngineOptions& engine_options);

@@ -34,7 +34,7 @@ struct LatentAppendAttrs {
   int64_t block_size = 0;  // with a stride
 };
 
-// Of rope_kv_append and rope_qk_append.
+// The attributes of both fusions, rope_kv_append and rope_qk_append.
 struct RopeKvAppendAttrs {
   RopeAttrs rope;
 };
