@@ -140,7 +140,7 @@ class Ranks(ProgramTest):
         self.refused(2, "--tp is 65; expected 1 to 64", "run", "-p", "a", "--tp", "65")
         self.refused(2, "--tp 2 is for the CPU; --device is cuda", "run", "-p", "a", "--tp", "2", "--device", "cuda")
         self.refused(2, "--threads is 1; --tp 2 needs at least one for each rank", "run", "-p", "a", "--tp", "2", "-t", "1")
-        for command in ["run", "-p", "a"], ["chat"], ["bench"]:
+        for command in ["run", STORIES, "-p", "a"], ["chat", STORIES], ["bench", STORIES]:
             self.refused(1, "--tp is 4; the model's 6 attention heads do not divide by it", *command, "--tp", "4")
 
     def test_divided_experts(self):
