@@ -114,8 +114,8 @@ section_python() {
 
 # With sanitizers, and emulated, the largest inputs are left out, whose code smaller ones run as well: long sequences,
 # vocabularies and templates of real models, and what only shows that time is linear.
-large_inputs='AttentionProperties.LongSequences*:*Real*:EveryTemplate.*:Bpe.TooManyMergesAreRefused'
-large_inputs+=':*LinearTime*:*LinearithmicTime*:*LinearWork:Patterns.LongRunsAreLinear'
+large_inputs='AttentionProperties.LongSequences*:LatentForms.LongPrompts*:*Real*:EveryTemplate.*:Bpe.TooManyMergesAreRefused'
+large_inputs+=':*LinearTime*:*LinearithmicTime*:*LinearWork:Patterns.LongRunsAreLinear:DepthController.NeverCosts*'
 
 # Sanitizer builds have the scalar kernels and those of this machine's widest vectors.
 left_out_isas() {
@@ -133,16 +133,17 @@ section_asan() {
 
 section_tsan() {
   # The property tests run the same kernels on several threads as the longest tests left out here, which take minutes; of
-  # the models, ten do.
+  # the models, ten do. What compares bits alone is compared by other builds.
   local left_out='*ReferenceRing.EveryKernelMatches/linear*:*ReferenceRing.EveryKernelMatches/attention*'
   left_out+=':*EveryModel.ThreadsOfDecodeAndPrefill*/1?:*EveryModel.ThreadsOfDecodeAndPrefill*/2?'
+  left_out+=':LatentForms.*:*EveryModel.OpByOp*:*EveryModel.TrainingForward*:*EveryModel.Paged*/1?:*EveryModel.Paged*/2?'
   scripts/build.sh tsan threaded_tests "-DEADEM_LEFT_OUT_ISAS=$(left_out_isas)"
   GTEST_FILTER="-$left_out:$large_inputs" run_ctest tsan -L threaded -LE slow
 }
 
 section_neon() {
   [[ "$(uname -m)" != aarch64 ]] || skip "this is a 64-bit ARM: the other sections have run its kernels"
-  # Every test of the layers that compute, the whole reference ring among them. Death tests start themselves again,
+  # Every test of the layers that compute; of the reference ring every second case. Death tests start themselves again,
   # which an emulated program cannot.
   scripts/build.sh aarch64 all
   GTEST_FILTER="-*DeathTest*:$large_inputs" run_ctest aarch64 -E '^include_graph/'

@@ -17,12 +17,22 @@ inline std::vector<int> thread_counts(const std::vector<int>& all) {
 #endif
 }
 
-/// Of the cases of a kernel, every so many are tried. Threads meet in the same places whatever the sizes and types, so
-/// that a build which looks for races needs no more than a part; other builds try all.
+/// Of the cases of a kernel, every so many are tried: all, but where a case takes ten times as long. What a sanitizer
+/// looks for, races above all, is in the same places whatever the sizes and types.
 #if defined(__SANITIZE_THREAD__)
 inline constexpr int64_t kEveryCase = 8;
+#elif defined(__SANITIZE_ADDRESS__)
+inline constexpr int64_t kEveryCase = 3;
+#elif defined(EADEM_EMULATED)
+inline constexpr int64_t kEveryCase = 2;
 #else
 inline constexpr int64_t kEveryCase = 1;
 #endif
+
+/// Whether the case of that number is tried. Those that are stand irregularly, since types and shapes of cases take
+/// turns.
+constexpr bool tries_case(int64_t number) {
+  return (static_cast<uint32_t>(number) * 2654435761u >> 16) % static_cast<uint32_t>(kEveryCase) == 0;
+}
 
 }  // namespace eadem::test
