@@ -195,6 +195,8 @@ elif [[ -x "$bin/eadem" ]]; then
     --gen 64 --repeat 3
   run_benchmark llama-3.1-8b-fp8 --random benchmarks/models/large/llama-3.1-8b.json --type fp8 --prompt 1024 --gen 64 \
     --batch 1,32 --depth 0,512 --repeat 3
+  run_benchmark llama-3.1-8b-fp8_block128 --random benchmarks/models/large/llama-3.1-8b.json --type fp8_block128 \
+    --prompt 1024 --gen 64 --repeat 3
   run_program llama-3.2-1b-training eadem_training_bench benchmarks/models/llama-3.2-1b.json --batch 8 --sequence 2048
   echo "=== eadem_cuda_bench"
   timeout 300 "$bin/eadem_cuda_bench" --json > "$logs/kernels.json" 2> "$logs/kernels.log" ||

@@ -409,7 +409,7 @@ int run(int argc, char** argv) {
       add(fmt::format("linear 8b {} {} tokens {}", type, part, tokens),
           [&](const std::string& name) { return bench.linear(name, in, out, tokens, gated, DType::bf16, encoding); });
   };
-  for (const char* type : {"fp8_e4m3_channel", "q4_k", "q6_k", "q8_0", "q4_0", "iq4_nl"}) {
+  for (const char* type : {"fp8_e4m3_channel", "fp8_e4m3_block128", "q4_k", "q6_k", "q8_0", "q4_0", "iq4_nl"}) {
     encoded("q", type, 4096, 4096, false);
     encoded("gate_up", type, 4096, 14336, true);
     encoded("down", type, 14336, 4096, false);

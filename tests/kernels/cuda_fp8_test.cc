@@ -35,6 +35,12 @@ struct Encoded {
   TensorView view;
 };
 
+// Whose scales are those of rows, of the whole matrix, and of blocks.
+std::vector<const Encoding*> weight_encodings() {
+  return {Fp8Encoding::find("fp8_e4m3_channel"), Fp8Encoding::find("fp8_e4m3_tensor"),
+          Fp8Encoding::find("fp8_e4m3_block128")};
+}
+
 class CudaFp8 : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -63,13 +69,12 @@ class CudaFp8 : public ::testing::Test {
   }
   std::vector<char> bytes(const Encoded& encoded) { return bytes_of(*device_, encoded.memory.view); }
 
-  // Random weights with a scale for each row, which differ by powers of two and otherwise.
-  Tensor random_weight(const Shape& shape, uint64_t seed) {
-    const Encoding& encoding = *Fp8Encoding::find("fp8_e4m3_channel");
+  // Random weights. Rows and blocks differ by powers of two and otherwise, so that their scales do.
+  Tensor random_weight(const Encoding& encoding, const Shape& shape, uint64_t seed) {
     const Tensor values = test::random_tensor(DType::f32, shape, seed);
     for (int64_t i = 0; i < shape.num_elements(); ++i) {
       float& value = values.view.as<float>()[i];
-      value = std::ldexp(value, static_cast<int>(i / shape[1] % 7) - 5);
+      value = std::ldexp(value, static_cast<int>(i / shape[1] % 7 + i % shape[1] / 128 % 3) - 6);
     }
     Tensor encoded = Tensor::in_one_piece(DType::f32, shape, encoding);
     encoding.encode(encoded.view, values.view);
@@ -155,38 +160,47 @@ TEST_F(CudaFp8, NormsThatRoundHaveTheBitsOfTheirParts) {
 }
 
 // Codes that are integers from -8 to 8: a chain of 128 products stays below 2^13, so that the tensor core loses
-// nothing, and every result is that of integers, scaled in f32.
+// nothing, and every result is that of integers, scaled and added in f32.
 TEST_F(CudaFp8, ProductsOfSmallIntegersAreExact) {
   const Shape shapes[] = {{48, 128}, {37, 640}, {560, 2048}};
-  for (const Shape& shape : shapes)
-    for (const int64_t rows : {3, 40, 100}) {
-      const auto integers = [](DType dtype, const Encoding& encoding, const Shape& of, uint64_t seed) {
-        Tensor tensor = Tensor::in_one_piece(dtype, of, encoding);
-        for (int64_t i = 0; i < of.num_elements(); ++i) {
-          const int value = static_cast<int>(philox4x32(seed, static_cast<uint64_t>(i)).words[0] % 17) - 8;
-          static_cast<e4m3_t*>(tensor.view.plane(0))[i] = e4m3_t::from_float(static_cast<float>(value));
-        }
-        for (int64_t row = 0; row < of[0]; ++row)
-          static_cast<float*>(tensor.view.plane(1))[row] =
-              0.01f + uniform_float(philox4x32(seed + 1, static_cast<uint64_t>(row)).words[0]);
-        return tensor;
-      };
-      const Tensor x = integers(DType::bf16, RowEncoding::fp8_e4m3(), {rows, shape[1]}, 1),
-                   weight = integers(DType::f32, *Fp8Encoding::find("fp8_e4m3_channel"), shape, 3);
-      const Tensor y =
-          copy_to_host(*device_, linear(on_device(x.view).view, on_device(weight.view).view, {}, DType::f32).view);
-      const auto code = [](const Tensor& tensor, int64_t i) {
-        return static_cast<int>(static_cast<const e4m3_t*>(tensor.view.plane(0))[i].to_float());
-      };
-      for (int64_t t = 0; t < rows; ++t)
-        for (int64_t n = 0; n < shape[0]; ++n) {
-          int sum = 0;
-          for (int64_t k = 0; k < shape[1]; ++k) sum += code(x, t * shape[1] + k) * code(weight, n * shape[1] + k);
-          const float scaled = static_cast<float>(sum) * static_cast<const float*>(weight.view.plane(1))[n];
-          ASSERT_EQ(y.view.as<float>()[t * shape[0] + n], scaled * static_cast<const float*>(x.view.plane(1))[t])
-              << to_string(shape) << ", row " << t << " of " << rows << ", output " << n;
-        }
+  const auto integers = [](DType dtype, const Encoding& encoding, const Shape& of, uint64_t seed) {
+    Tensor tensor = Tensor::in_one_piece(dtype, of, encoding);
+    for (int64_t i = 0; i < of.num_elements(); ++i) {
+      const int value = static_cast<int>(philox4x32(seed, static_cast<uint64_t>(i)).words[0] % 17) - 8;
+      static_cast<e4m3_t*>(tensor.view.plane(0))[i] = e4m3_t::from_float(static_cast<float>(value));
     }
+    const int64_t num_scales = encoding.planes(of)[1].shape.num_elements();
+    for (int64_t i = 0; i < num_scales; ++i)
+      static_cast<float*>(tensor.view.plane(1))[i] =
+          0.01f + uniform_float(philox4x32(seed + 1, static_cast<uint64_t>(i)).words[0]);
+    return tensor;
+  };
+  const auto code = [](const Tensor& tensor, int64_t i) {
+    return static_cast<int>(static_cast<const e4m3_t*>(tensor.view.plane(0))[i].to_float());
+  };
+  for (const Encoding* encoding : weight_encodings())
+    for (const Shape& shape : shapes)
+      for (const int64_t rows : {3, 40, 100, 300}) {
+        const Fp8Encoding& fp8 = *Fp8Encoding::of(encoding);
+        const Tensor x = integers(DType::bf16, RowEncoding::fp8_e4m3(), {rows, shape[1]}, 1),
+                     weight = integers(DType::f32, *encoding, shape, 3);
+        const Tensor y =
+            copy_to_host(*device_, linear(on_device(x.view).view, on_device(weight.view).view, {}, DType::f32).view);
+        for (int64_t t = 0; t < rows; ++t)
+          for (int64_t n = 0; n < shape[0]; n += rows < 300 ? 1 : 7) {
+            float scaled = 0;
+            int sum = 0;
+            for (int64_t k = 0; k < shape[1]; ++k) {
+              sum += code(x, t * shape[1] + k) * code(weight, n * shape[1] + k);
+              if (fp8.format().block_columns == 0 || k % 128 != 127) continue;
+              scaled = std::fma(static_cast<float>(sum), fp8.scale(weight.view, n, k), scaled);
+              sum = 0;
+            }
+            if (fp8.format().block_columns == 0) scaled = static_cast<float>(sum) * fp8.scale(weight.view, n, 0);
+            ASSERT_EQ(y.view.as<float>()[t * shape[0] + n], scaled * static_cast<const float*>(x.view.plane(1))[t])
+                << encoding->name() << " " << to_string(shape) << ", row " << t << " of " << rows << ", output " << n;
+          }
+      }
 }
 
 // A wgmma adds 32 products to a sum, after it aligned all to the largest of them and cut them; it keeps 13 bits behind
@@ -201,90 +215,96 @@ TEST_F(CudaFp8, ProductsAreThoseOfTheDefinition) {
       values.view.as<float>()[i] = std::ldexp(1.0f + values.view.as<float>()[i], static_cast<int>(i % 11) - 8);
     return converted_on_host(values.view, DType::bf16);
   };
-  const Encoding& channels = *Fp8Encoding::find("fp8_e4m3_channel");
-  const Tensor weight = Tensor::in_one_piece(DType::f32, shape, channels);
-  channels.encode(weight.view, converted_on_host(positive(shape, 1).view, DType::f32).view);
-  for (const int64_t rows : {3, 40, 100}) {
-    const Encoded codes = rounded(copy_to_device(device_, positive({rows, shape[1]}, 2).view));
-    const Tensor x = Tensor::in_one_piece(DType::bf16, codes.view.shape, RowEncoding::fp8_e4m3());
-    device_->copy_to_host(x.view.data, codes.memory.view.data, codes.memory.view.size_bytes());
-    const Tensor y = copy_to_host(*device_, linear(codes.view, on_device(weight.view).view, {}, DType::f32).view);
-    std::vector<float> a(static_cast<size_t>(shape[1])), b(a.size());
-    for (int64_t t = 0; t < rows; ++t) {
-      RowEncoding::fp8_e4m3().decode_row(a.data(), x.view, t);
-      for (int64_t n = 0; n < shape[0]; ++n) {
-        channels.decode_row(b.data(), weight.view, n);
-        double sum = 0, chain = 0, bound = 0;
-        for (size_t k = 0; k < a.size(); ++k) {
-          const double term = static_cast<double>(a[k]) * static_cast<double>(b[k]);
-          chain = (k % 128 == 0 ? 0 : chain) + term;
-          sum += term;
-          if (k % 32 == 31) bound += 33 * 0x1p-13 * chain;
+  for (const Encoding* encoding : weight_encodings())
+    for (const int64_t rows : {3, 40, 100}) {
+      const Tensor weight = Tensor::in_one_piece(DType::f32, shape, *encoding);
+      encoding->encode(weight.view, converted_on_host(positive(shape, 1).view, DType::f32).view);
+      const Encoded codes = rounded(copy_to_device(device_, positive({rows, shape[1]}, 2).view));
+      const Tensor x = Tensor::in_one_piece(DType::bf16, codes.view.shape, RowEncoding::fp8_e4m3());
+      device_->copy_to_host(x.view.data, codes.memory.view.data, codes.memory.view.size_bytes());
+      const Tensor y = copy_to_host(*device_, linear(codes.view, on_device(weight.view).view, {}, DType::f32).view);
+      std::vector<float> a(static_cast<size_t>(shape[1])), b(a.size());
+      for (int64_t t = 0; t < rows; ++t) {
+        RowEncoding::fp8_e4m3().decode_row(a.data(), x.view, t);
+        for (int64_t n = 0; n < shape[0]; ++n) {
+          encoding->decode_row(b.data(), weight.view, n);
+          double sum = 0, chain = 0, bound = 0;
+          for (size_t k = 0; k < a.size(); ++k) {
+            const double term = static_cast<double>(a[k]) * static_cast<double>(b[k]);
+            chain = (k % 128 == 0 ? 0 : chain) + term;
+            sum += term;
+            if (k % 32 == 31) bound += 33 * 0x1p-13 * chain;
+          }
+          bound += sum * (static_cast<double>(shape[1]) / 128 + 2) * 0x1p-24;
+          ASSERT_NEAR(y.view.as<float>()[t * shape[0] + n], sum, bound)
+              << encoding->name() << ", row " << t << " of " << rows << ", " << n;
         }
-        bound += sum * (static_cast<double>(shape[1]) / 128 + 2) * 0x1p-24;
-        ASSERT_NEAR(y.view.as<float>()[t * shape[0] + n], sum, bound) << "row " << t << " of " << rows << ", " << n;
       }
     }
-  }
 }
 
 // Widths for tiles of 16 and of 32 rows, several tiles for each block, a last chunk that is not whole.
 TEST_F(CudaFp8, RowsDoNotDependOnTheRowsBesideThem) {
-  for (const Shape& shape : {Shape{40, 128}, Shape{1000, 1152}, Shape{4096, 512}, Shape{6144, 1024}}) {
-    const Encoded weight = on_device(random_weight(shape, 1).view);
-    for (const DType dtype : {DType::bf16, DType::f32}) {
-      const Tensor bias = random_on(device_, dtype, {shape[0]}, 2), none;
-      const Tensor all = random_on(device_, DType::bf16, {1100, shape[1]}, 3);
-      const auto result = [&](int64_t rows, const Tensor& b) {
-        Tensor x = allocate_tensor(*device_, DType::bf16, {rows, shape[1]});
-        device_->copy(x.view.data, all.view.data, x.view.size_bytes());
-        return bytes_of(*device_, linear(rounded(x).view, weight.view, b, dtype).view);
-      };
-      for (const Tensor* b : {&bias, &none}) {
-        const std::vector<char> expected = result(1100, *b);
-        for (const int64_t rows : {1, 8, 9, 16, 17, 32, 33, 64, 65, 130, 700}) {
-          const std::vector<char> actual = result(rows, *b);
-          ASSERT_TRUE(std::equal(actual.begin(), actual.end(), expected.begin()))
-              << to_string(shape) << " " << dtype_name(dtype) << ", rows " << rows << (b == &bias ? ", bias" : "");
+  for (const Encoding* encoding : weight_encodings())
+    for (const Shape& shape : {Shape{40, 128}, Shape{1000, 1152}, Shape{4096, 512}, Shape{6144, 1024}}) {
+      const Encoded weight = on_device(random_weight(*encoding, shape, 1).view);
+      for (const DType dtype : {DType::bf16, DType::f32}) {
+        const Tensor bias = random_on(device_, dtype, {shape[0]}, 2), none;
+        const Tensor all = random_on(device_, DType::bf16, {1100, shape[1]}, 3);
+        const auto result = [&](int64_t rows, const Tensor& b) {
+          Tensor x = allocate_tensor(*device_, DType::bf16, {rows, shape[1]});
+          device_->copy(x.view.data, all.view.data, x.view.size_bytes());
+          return bytes_of(*device_, linear(rounded(x).view, weight.view, b, dtype).view);
+        };
+        for (const Tensor* b : {&bias, &none}) {
+          const std::vector<char> expected = result(1100, *b);
+          for (const int64_t rows : {1, 8, 9, 16, 17, 32, 33, 64, 65, 130, 700}) {
+            const std::vector<char> actual = result(rows, *b);
+            ASSERT_TRUE(std::equal(actual.begin(), actual.end(), expected.begin()))
+                << encoding->name() << " " << to_string(shape) << " " << dtype_name(dtype) << ", rows " << rows
+                << (b == &bias ? ", bias" : "");
+          }
         }
       }
     }
-  }
 }
 
 TEST_F(CudaFp8, FusedProductsHaveTheBitsOfTheirParts) {
   const int64_t in = 768, out = 520;
-  const Encoded gate = on_device(random_weight({out, in}, 1).view), up = on_device(random_weight({out, in}, 2).view),
-                k = on_device(random_weight({72, in}, 3).view);
-  for (const int64_t rows : {1, 9, 30, 64, 130}) {
-    const Tensor x = random_on(device_, DType::bf16, {rows, in}, 4);
-    const Encoded codes = rounded(x);
-    const Tensor a = linear(codes.view, gate.view, {}, DType::bf16), b = linear(codes.view, up.view, {}, DType::bf16),
-                 c = linear(codes.view, k.view, {}, DType::bf16);
-    const Tensor expected = allocate_tensor(*device_, DType::bf16, {rows, out}),
-                 gated = allocate_tensor(*device_, DType::bf16, {rows, out});
-    run(*cuda::gated_activation_kernels()[0], "gated_activation",
-        AttrsRef(ActivationAttrs{.kind = ActivationKind::silu}), {a.view, b.view}, {expected.view});
-    run(test::named(cuda::linear_gated_activation_kernels(), "cuda_fp8"), "linear_gated_activation",
-        AttrsRef(LinearGatedActivationAttrs{.kind = ActivationKind::silu, .out_dtype = DType::bf16}),
-        {codes.view, gate.view, up.view}, {gated.view});
-    EXPECT_EQ(bytes_of(*device_, gated.view), bytes_of(*device_, expected.view)) << rows;
-    const Encoded gated_codes = allocated(RowEncoding::fp8_e4m3(), DType::bf16, {rows, out});
-    run(*cuda::linear_gated_activation_quantize_kernels()[0], "linear_gated_activation_quantize",
-        AttrsRef(LinearGatedActivationAttrs{
-            .kind = ActivationKind::silu, .out_dtype = DType::bf16, .round_to = &RowEncoding::fp8_e4m3()}),
-        {codes.view, gate.view, up.view}, {gated_codes.view});
-    EXPECT_EQ(bytes(gated_codes), bytes(rounded(expected))) << rows;
-    const Tensor q = allocate_tensor(*device_, DType::bf16, {rows, out}),
-                 key = allocate_tensor(*device_, DType::bf16, {rows, 72}),
-                 value = allocate_tensor(*device_, DType::bf16, {rows, out});
-    run(test::named(cuda::linear_qkv_kernels(), "cuda_fp8"), "linear_qkv",
-        AttrsRef(LinearAttrs{.out_dtype = DType::bf16}), {codes.view, gate.view, {}, k.view, {}, up.view, {}},
-        {q.view, key.view, value.view});
-    EXPECT_EQ(bytes_of(*device_, q.view), bytes_of(*device_, a.view)) << rows;
-    EXPECT_EQ(bytes_of(*device_, key.view), bytes_of(*device_, c.view)) << rows;
-    EXPECT_EQ(bytes_of(*device_, value.view), bytes_of(*device_, b.view)) << rows;
-  }
+  for (const Encoding* encoding : weight_encodings())
+    for (const int64_t rows : {1, 9, 30, 64, 130, 300}) {
+      const Encoded gate = on_device(random_weight(*encoding, {out, in}, 1).view),
+                    up = on_device(random_weight(*encoding, {out, in}, 2).view),
+                    k = on_device(random_weight(*encoding, {72, in}, 3).view);
+      SCOPED_TRACE(encoding->name());
+      const Tensor x = random_on(device_, DType::bf16, {rows, in}, 4);
+      const Encoded codes = rounded(x);
+      const Tensor a = linear(codes.view, gate.view, {}, DType::bf16), b = linear(codes.view, up.view, {}, DType::bf16),
+                   c = linear(codes.view, k.view, {}, DType::bf16);
+      const Tensor expected = allocate_tensor(*device_, DType::bf16, {rows, out}),
+                   gated = allocate_tensor(*device_, DType::bf16, {rows, out});
+      run(*cuda::gated_activation_kernels()[0], "gated_activation",
+          AttrsRef(ActivationAttrs{.kind = ActivationKind::silu}), {a.view, b.view}, {expected.view});
+      run(test::named(cuda::linear_gated_activation_kernels(), "cuda_fp8"), "linear_gated_activation",
+          AttrsRef(LinearGatedActivationAttrs{.kind = ActivationKind::silu, .out_dtype = DType::bf16}),
+          {codes.view, gate.view, up.view}, {gated.view});
+      EXPECT_EQ(bytes_of(*device_, gated.view), bytes_of(*device_, expected.view)) << rows;
+      const Encoded gated_codes = allocated(RowEncoding::fp8_e4m3(), DType::bf16, {rows, out});
+      run(*cuda::linear_gated_activation_quantize_kernels()[0], "linear_gated_activation_quantize",
+          AttrsRef(LinearGatedActivationAttrs{
+              .kind = ActivationKind::silu, .out_dtype = DType::bf16, .round_to = &RowEncoding::fp8_e4m3()}),
+          {codes.view, gate.view, up.view}, {gated_codes.view});
+      EXPECT_EQ(bytes(gated_codes), bytes(rounded(expected))) << rows;
+      const Tensor q = allocate_tensor(*device_, DType::bf16, {rows, out}),
+                   key = allocate_tensor(*device_, DType::bf16, {rows, 72}),
+                   value = allocate_tensor(*device_, DType::bf16, {rows, out});
+      run(test::named(cuda::linear_qkv_kernels(), "cuda_fp8"), "linear_qkv",
+          AttrsRef(LinearAttrs{.out_dtype = DType::bf16}), {codes.view, gate.view, {}, k.view, {}, up.view, {}},
+          {q.view, key.view, value.view});
+      EXPECT_EQ(bytes_of(*device_, q.view), bytes_of(*device_, a.view)) << rows;
+      EXPECT_EQ(bytes_of(*device_, key.view), bytes_of(*device_, c.view)) << rows;
+      EXPECT_EQ(bytes_of(*device_, value.view), bytes_of(*device_, b.view)) << rows;
+    }
 }
 
 }  // namespace

@@ -306,6 +306,13 @@ struct AttentionBackwardParams {
 
 // --- linear.cu
 
+// What the f32 scales of a weight [out, in] in 8-bit floats belong to.
+enum class WeightScaling : uint8_t {
+  rows,    // [out]
+  matrix,  // [1]
+  blocks,  // [ceil(out / 128), ceil(in / 128)], of 128 x 128 elements
+};
+
 struct LinearParams {
   const void* x;       // [tokens, in] x_dtype
   const void* weight;  // [out, in] weight_dtype
@@ -314,7 +321,8 @@ struct LinearParams {
   int64_t tokens, in, out;
   DType x_dtype, weight_dtype, bias_dtype, y_dtype;
   const float* x_scales = nullptr;       // [tokens]: x are codes of e4m3; or null
-  const float* weight_scales = nullptr;  // [out], with x_scales
+  const float* weight_scales = nullptr;  // with x_scales
+  WeightScaling weight_scaling = WeightScaling::rows;
 };
 [[nodiscard]] cudaError_t launch_linear_tiles(const LinearParams& params, cudaStream_t stream);
 
@@ -342,7 +350,7 @@ struct LinearStreamPart {
   const void* bias = nullptr;    // [out] y_dtype, or null; not with `up`
   void* y = nullptr;             // [tokens, out] y_dtype, f32 or bf16
   int64_t out = 0;
-  const float* scales = nullptr;  // [out]: of the rows of `weight`, for launch_fp8_stream
+  const float* scales = nullptr;  // of `weight`, for launch_fp8_stream
 };
 inline constexpr int kMostLinearStreamParts = 3;
 
@@ -356,15 +364,19 @@ struct LinearStreamParams {
   DType y_dtype;
   ActivationKind activation;
   // For launch_fp8_stream:
-  const float* x_scales = nullptr;   // [tokens]
-  const float* up_scales = nullptr;  // [out]
+  const float* x_scales = nullptr;  // [tokens]
+  const float* up_scales = nullptr;
+  WeightScaling scaling = WeightScaling::rows;  // of all weights
 };
 [[nodiscard]] cudaError_t launch_linear_stream(const LinearStreamParams& params, cudaStream_t stream);
 
-// --- fp8_stream.cu: x and weights are codes of e4m3 with a scale for each row; `in` is a multiple of kFp8Multiple
+// --- fp8_stream.cu and, for any number of tokens, fp8_tiles.cu: x are codes of e4m3 with a scale for each row, weights
+// codes with scales; `in` is a multiple of kFp8Multiple
 
 inline constexpr int64_t kFp8Multiple = 128;
 [[nodiscard]] cudaError_t launch_fp8_stream(const LinearStreamParams& params, cudaStream_t stream);
+// One part alone, without `up`.
+[[nodiscard]] cudaError_t launch_fp8_tiles(const LinearStreamParams& params, cudaStream_t stream);
 
 // --- packed_stream.cu: weights are FragmentBlocks
 

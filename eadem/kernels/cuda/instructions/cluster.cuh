@@ -19,6 +19,18 @@ __device__ inline int cluster_rank() {
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// Arrives at the barrier of block `rank` that stands where this block's barrier `barrier` does. It orders reads, but what
+// this block wrote may not be visible to the other one.
+__device__ inline void arrive_at_block(uint32_t barrier, int rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "}\n" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
 // Writes `value` to `*to` in the shared memory of block `rank`; `to` is this block's address of the variable.
 __device__ inline void store_to_block(uint64_t* to, int rank, uint64_t value) {
   asm volatile(

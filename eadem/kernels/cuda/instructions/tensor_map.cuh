@@ -54,5 +54,15 @@ __device__ inline void copy_box_async(uint32_t shared, const CUtensorMap& map, i
       "l"(&map), "r"(0), "r"(row), "r"(panel), "r"(barrier), "l"(policy)
       : "memory");
 }
+// The same for every block of the cluster whose bit in `blocks` is set: the box arrives at the same place of its shared
+// memory, and its barrier at that place counts the bytes.
+__device__ inline void copy_box_to_blocks_async(uint32_t shared, const CUtensorMap& map, int row, int panel,
+                                                uint32_t barrier, int blocks, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(shared),
+      "l"(&map), "r"(0), "r"(row), "r"(panel), "r"(barrier), "h"(static_cast<uint16_t>(blocks)), "l"(policy)
+      : "memory");
+}
 
 }  // namespace eadem::kernels::cuda

@@ -27,12 +27,19 @@ std::string stream_requirement(const KernelRequest& request) {
 }
 
 bool takes_fp8_stream(const KernelRequest& request) {
-  static const Encoding* const weights = Fp8Encoding::find("fp8_e4m3_channel");
+  const Fp8Encoding* weights = Fp8Encoding::of(request.inputs[1].encoding);
   const TensorType &x = request.inputs[0], &weight = request.inputs[1];
   return request.device->backend() == "cuda" &&
          static_cast<const CudaDevice*>(request.device)->compute_capability() >= 90 &&
          (x.encoding == &RowEncoding::fp8_e4m3() || (x.encoding == nullptr && x.dtype == DType::bf16)) &&
-         weight.encoding == weights && weight.fixed(1) % kFp8Multiple == 0;
+         weights != nullptr && weights->format().kind == Fp8Format::Kind::e4m3 && weight.fixed(1) % kFp8Multiple == 0;
+}
+
+WeightScaling scaling_of(const Encoding* encoding) {
+  const Fp8Format& format = Fp8Encoding::of(encoding)->format();
+  return format.block_rows == 0   ? WeightScaling::matrix
+         : format.block_rows == 1 ? WeightScaling::rows
+                                  : WeightScaling::blocks;
 }
 
 CudaMatmulProblem matmul_problem(const KernelRequest& request) {
@@ -64,7 +71,8 @@ void stream_products(CudaDevice& device, const LinearStreamParams& p,
                      const std::array<const FragmentLayout*, kMostLinearStreamParts>& layouts,
                      const FragmentLayout* up_layout) {
   if (p.x_scales != nullptr) {
-    EADEM_CUDA_CALL(launch_fp8_stream(p, device.stream()));
+    EADEM_CUDA_CALL(p.tokens > kLinearStreamMaxTokens ? launch_fp8_tiles(p, device.stream())
+                                                      : launch_fp8_stream(p, device.stream()));
     return;
   }
   if (layouts[0] == nullptr) {
@@ -80,8 +88,8 @@ void stream_products(CudaDevice& device, const LinearStreamParams& p,
 
 namespace {
 
-// Computes any number of rows, 64 at a time. `layout`: of the weight, or null.
-void stream_rows(CudaDevice& device, const LinearParams& p, const FragmentLayout* layout) {
+// Computes any number of rows by the kernels of this backend. `layout`: of the weight, or null.
+void compute_rows(CudaDevice& device, const LinearParams& p, const FragmentLayout* layout) {
   const auto row_of = [](auto* matrix, int64_t row, int64_t row_bytes) -> decltype(matrix) {
     if (matrix == nullptr) return nullptr;
     using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(matrix)>>, const char, char>;
@@ -89,23 +97,25 @@ void stream_rows(CudaDevice& device, const LinearParams& p, const FragmentLayout
   };
   const auto size_of = [](DType dtype) { return static_cast<int64_t>(dtype_size(dtype)); };
   const bool e4m3 = p.x_scales != nullptr;
-  for (int64_t row = 0; row < p.tokens; row += kLinearStreamMaxTokens)
+  const int64_t at_once = e4m3 ? std::max<int64_t>(p.tokens, 1) : kLinearStreamMaxTokens;
+  for (int64_t row = 0; row < p.tokens; row += at_once)
     stream_products(
         device,
         {.x = row_of(p.x, row, e4m3 ? p.in : p.in * size_of(p.x_dtype)),
          .up = nullptr,
          .parts = {{p.weight, p.bias, row_of(p.y, row, p.out * size_of(p.y_dtype)), p.out, p.weight_scales}},
-         .tokens = std::min(kLinearStreamMaxTokens, p.tokens - row),
+         .tokens = std::min(at_once, p.tokens - row),
          .in = p.in,
          .multiprocessors = device.multiprocessors(),
          .y_dtype = p.y_dtype,
          .activation = {},
-         .x_scales = e4m3 ? p.x_scales + row : nullptr},
+         .x_scales = e4m3 ? p.x_scales + row : nullptr,
+         .scaling = p.weight_scaling},
         {layout});
 }
 
-// Random operands of a problem, and the bits that the stream of few rows gives for them. There are `rows` rows, or as
-// many as fit kTestBytes.
+// Random operands of a problem, and the bits that the kernels of this backend give for them. There are `rows` rows, or
+// as many as fit kTestBytes.
 class ProductTest {
  public:
   ProductTest(CudaDevice& device, const CudaMatmulProblem& problem, int64_t rows)
@@ -139,12 +149,12 @@ class ProductTest {
                    .y_dtype = problem.result,
                    .x_scales = static_cast<const float*>(x_scales_.data()),
                    .weight_scales = static_cast<const float*>(weight_scales_.data())};
-    stream_rows(device, p, nullptr);
+    compute_rows(device, p, nullptr);
     p.y = y_.data();
     call_ = matmul_call(p);
   }
 
-  // Returns the time of `product` in microseconds if it gives the bits of the stream, or nothing if any bit differs.
+  // Returns the time of `product` in microseconds if it gives these bits, or nothing if any bit differs.
   std::optional<double> time(CudaMatmul::Product product) {
     device_.fill_zero(count_.data(), sizeof(uint32_t));
     device_.fill_zero(y_.data(), y_bytes_);
@@ -204,6 +214,7 @@ ExactProduct::ExactProduct(CudaDevice& device, const KernelRequest& request)
   const int64_t row_bytes = problem.out * static_cast<int64_t>(dtype_size(problem.result));
   const int64_t most_rows = request.inputs[0].dim(0).bind(request.bounds);
   if (most_rows <= kLinearStreamMaxTokens || row_bytes % CudaMatmul::kAlignment != 0) return;
+  if (problem.e4m3 && scaling_of(request.inputs[1].encoding) != WeightScaling::rows) return;  // the library has no such
   if (layout_ != nullptr) {
     const int64_t decoded_bytes = ceil_multiple(problem.out * problem.in * 2, kScratchAlignment);
     if (decoded_bytes > kMostDecodedBytes) return;
@@ -227,7 +238,7 @@ ExactProduct::ExactProduct(CudaDevice& device, const KernelRequest& request)
 void ExactProduct::run(LinearParams p, void* scratch) const {
   const CudaMatmul::Plan* plan = p.tokens > kLinearStreamMaxTokens ? plans_[CudaMatmul::range_of(p.tokens)] : nullptr;
   if (plan == nullptr) {
-    stream_rows(*device_, p, layout_);
+    compute_rows(*device_, p, layout_);
     return;
   }
   if (layout_ != nullptr) {

@@ -3,7 +3,8 @@
 // Products whose bits do not depend on the number of rows. Of bf16 rows, every output is one chain of mma.sync over
 // ascending k (linear_stream.cu, packed_stream.cu); of rows and weights in 8-bit floats it is a sum of chains
 // (fp8_stream.cu). Up to kLinearStreamMaxTokens rows are streamed; more go through those algorithms of cuBLASLt that
-// gave the same bits in a test, else they are streamed in turns.
+// gave the same bits in a test. Else bf16 rows are streamed in turns, and those of 8-bit floats computed in tiles
+// (fp8_tiles.cu).
 #pragma once
 
 #include <array>
@@ -18,8 +19,10 @@ namespace eadem::kernels::cuda {
 // Whether linear_stream or packed_stream accepts x and weight, the first inputs of the request.
 bool takes_stream(const KernelRequest& request);
 std::string stream_requirement(const KernelRequest& request);
-// Whether fp8_stream accepts them: x as it will be once it is rounded, weight an 8-bit float with a scale for each row.
+// Whether fp8_stream accepts them: x as it will be once it is rounded, weight in e4m3.
 bool takes_fp8_stream(const KernelRequest& request);
+// Of a weight in e4m3.
+WeightScaling scaling_of(const Encoding* encoding);
 
 // The problem of x and the first weight.
 CudaMatmulProblem matmul_problem(const KernelRequest& request);
@@ -28,7 +31,8 @@ CudaMatmulCall matmul_call(const LinearParams& params);
 // The layout in which the mma.sync chain reads a weight; null for plain ones.
 const FragmentLayout* layout_of(const TensorType& weight);
 
-// Computes up to kLinearStreamMaxTokens rows. All weights are plain, or each has a layout, or each has scales.
+// Computes up to kLinearStreamMaxTokens rows, or, where weights have scales, any number of one part. All weights are
+// plain, or each has a layout, or each has scales.
 void stream_products(CudaDevice& device, const LinearStreamParams& params,
                      const std::array<const FragmentLayout*, kMostLinearStreamParts>& layouts,
                      const FragmentLayout* up_layout = nullptr);

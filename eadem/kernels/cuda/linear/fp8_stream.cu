@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of few rows (up to 64 tokens) whose operands are 8-bit floats with a scale for each row. As in
+// Products of few rows (up to 64 tokens) whose operands are 8-bit floats, with a scale for each token. As in
 // linear_stream.cu, tensor maps stream the weights into a ring of stages; nothing is decoded, because wgmma multiplies
 // codes where they lie. The tokens are the left operand, whose 64 rows they fill or not: what lies behind the last
 // token makes rows that nobody stores. So a tile can have as few as 16 rows of the weight.
 //
 //   y[t, n] = ((sum over chunks c of chain_c) * scale of weight row n) * scale of token t (+ bias), rounded once
+//   y[t, n] = (sum over chunks c of chain_c * scale of the weight's block) * scale of token t, with blocks of 128 x 128
 //
-// chain_c is a chain of four wgmma over 128 columns, which begins at 0; sums of chunks are made in f32 in order of k.
-// The tensor core keeps fewer than 24 bits in a chain, so that a chain over all of k would lose some. cuBLASLt does the
-// same where it does not accumulate "fast", with the same bits: exact_product.cc tests it.
+// chain_c is a chain of four wgmma over 128 columns, which begins at 0; sums of chunks are made in f32 in order of k,
+// by one fma for each chunk where blocks have scales. The tensor core keeps fewer than 24 bits in a chain, so that a
+// chain over all of k would lose some. cuBLASLt does the same where it does not accumulate "fast", with the same bits:
+// exact_product.cc tests it.
 #include <algorithm>
 
 #include "eadem/kernels/cuda/linear/linear_stream.cuh"
@@ -38,7 +40,7 @@ struct Fp8Shape {
 };
 
 // By a warpgroup: computes and stores every tile of this block.
-template <typename Y, typename S, bool kGated>
+template <typename Y, typename S, bool kGated, bool kBlockScales>
 __device__ inline void multiply_fp8_tiles(const LinearStreamParams& p, const StreamRing& ring, int num_tiles, int warp,
                                           int lane) {
   using Tiles = StreamTiles<S, kGated>;
@@ -51,21 +53,36 @@ __device__ inline void multiply_fp8_tiles(const LinearStreamParams& p, const Str
   const int tokens = static_cast<int>(p.tokens);
   RingPlace<S::kStages> place;
   float sum[kTiles][4], chain[2][kTiles][4];
-  const auto add_chain = [&](float(&done)[kTiles][4]) {
+  // The scales of this chunk's blocks, of `weight` and of `up`.
+  float block_scales[kGroups][kGated ? 2 : 1];
+  const int num_blocks = static_cast<int>(p.in / kPanelColumns);  // of a row of blocks
+  const auto add_chain = [&](int panel) {
+    float(&done)[kTiles][4] = chain[panel % 2];
     pin(done);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum[t][i] += done[t][i];
+      for (int i = 0; i < 4; ++i)
+        sum[t][i] = kBlockScales ? fmaf(done[t][i], block_scales[panel][kGated ? t % 2 : 0], sum[t][i])
+                                 : sum[t][i] + done[t][i];
   };
 
   for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
     int tile_of_part = tile;
     const LinearStreamPart& part = p.parts[Tiles::part_of(p, tile_of_part)];
+    const int64_t first = int64_t{tile_of_part} * Tiles::kOutputs + lane % 4 * 2;
     // 1. Multiply. While a chain runs, the one before is added.
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = 0.0f;
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      if constexpr (kBlockScales) {
+#pragma unroll
+        for (int panel = 0; panel < kGroups; ++panel) {
+          const int64_t block = first / kFp8Multiple * num_blocks + min(chunk * kGroups + panel, num_blocks - 1);
+          block_scales[panel][0] = __ldg(part.scales + block);
+          if constexpr (kGated) block_scales[panel][1] = __ldg(p.up_scales + block);
+        }
+      }
       barrier_wait(ring.full + place.stage * kBarrierBytes, place.parity);
       const uint32_t stage = ring.stages + static_cast<uint32_t>(place.stage * S::kStageBytes);
 #pragma unroll
@@ -79,17 +96,16 @@ __device__ inline void multiply_fp8_tiles(const LinearStreamParams& p, const Str
         wgmma_commit();
         if (panel > 0) {
           wgmma_wait<1>();
-          add_chain(chain[(panel + 1) % 2]);
+          add_chain(panel - 1);
         }
       }
       wgmma_wait<0>();
-      add_chain(chain[(kGroups + 1) % 2]);
+      add_chain(kGroups - 1);
       if (lane == 0) barrier_arrive(ring.empty + place.stage * kBarrierBytes);
       place.advance();
     }
 
     // 2. Scale and store. Lane 4 g + t has tokens g and g + 8 of its warp's 16, outputs 2 t and 2 t + 1 of each eight.
-    const int64_t first = int64_t{tile_of_part} * Tiles::kOutputs + lane % 4 * 2;
     wait_for_earlier_kernels();
 #pragma unroll
     for (int t = 0; t < Tiles::kOutputs / 8; ++t)
@@ -99,10 +115,12 @@ __device__ inline void multiply_fp8_tiles(const LinearStreamParams& p, const Str
         const int64_t n = first + t * 8 + i % 2;
         if (token >= tokens || n >= part.out) continue;
         const float token_scale = p.x_scales[token];
-        float value = (sum[kGated ? 2 * t : t][i] * part.scales[n]) * token_scale;
+        const auto scaled = [&](float s, const float* scales) {
+          return (kBlockScales ? s : s * scales[p.scaling == WeightScaling::rows ? n : 0]) * token_scale;
+        };
+        float value = scaled(sum[kGated ? 2 * t : t][i], part.scales);
         if constexpr (kGated)
-          value = activate(p.activation, rounded<Y>(value)) *
-                  rounded<Y>((sum[2 * t + 1][i] * p.up_scales[n]) * token_scale);
+          value = activate(p.activation, rounded<Y>(value)) * rounded<Y>(scaled(sum[2 * t + 1][i], p.up_scales));
         else if (part.bias != nullptr)
           value += load(static_cast<const Y*>(part.bias) + n);
         store(static_cast<Y*>(part.y) + int64_t{token} * part.out + n, value);
@@ -110,7 +128,7 @@ __device__ inline void multiply_fp8_tiles(const LinearStreamParams& p, const Str
   }
 }
 
-template <typename Y, typename S, bool kGated>
+template <typename Y, typename S, bool kGated, bool kBlockScales>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     fp8_stream(const __grid_constant__ LinearStreamParams p, const __grid_constant__ StreamMaps maps) {
   extern __shared__ __align__(1024) uint8_t memory[];  // stages
@@ -123,7 +141,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   allow_next_kernel();
 
   if (warp < S::kWarps)
-    multiply_fp8_tiles<Y, S, kGated>(p, ring, num_tiles, warp, lane);
+    multiply_fp8_tiles<Y, S, kGated, kBlockScales>(p, ring, num_tiles, warp, lane);
   else if (warp == S::kWarps && lane == 0)
     copy_weights<S, kGated>(p, maps, ring, num_tiles);
   else if (warp > S::kWarps && lane == 0)
@@ -136,8 +154,12 @@ cudaError_t launch_shape(const LinearStreamParams& p, cudaStream_t stream) {
   const cudaError_t error = make_stream_maps<S, kGated>(maps, p);
   if (error != cudaSuccess) return error;
   const int blocks = std::min(StreamTiles<S, kGated>::count(p), static_cast<int>(p.multiprocessors) * S::kBlocks);
-  return launch_overlapped(fp8_stream<Y, S, kGated>, dim3(static_cast<unsigned>(blocks)), S::kThreads, S::kSharedBytes,
-                           stream, p, maps);
+  const auto launch = [&](auto kernel) {
+    return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), S::kThreads, S::kSharedBytes, stream, p,
+                             maps);
+  };
+  return p.scaling == WeightScaling::blocks ? launch(fp8_stream<Y, S, kGated, true>)
+                                            : launch(fp8_stream<Y, S, kGated, false>);
 }
 
 // Tiles of 16 rows where they spread the weight more evenly. Each reads the tokens, so they must be few.

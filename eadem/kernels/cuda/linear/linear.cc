@@ -6,8 +6,8 @@
 //                   those algorithms of cuBLASLt that gave the same bits in a test when the program compiled, else
 //                   through linear_stream again, 64 rows at a time. Encoded weights are rounded to bf16: few rows
 //                   stream them as they are (packed_stream.cu), more rows decode them first
-//   cuda_fp8        weights in 8-bit floats with a scale for each row, and x rounded to such rows (fp8_stream.cu,
-//                   cuBLASLt)
+//   cuda_fp8        weights in e4m3, with scales for rows, blocks or the whole, and x rounded to rows of e4m3
+//                   (fp8_stream.cu, cuBLASLt, fp8_tiles.cu)
 //   cublaslt        other shapes and f32, by one algorithm for any number of rows
 //   cuda_tiles      any mix of element types, f32 FMA
 #include "eadem/kernels/linear.h"
@@ -65,7 +65,7 @@ Requirements fp8_requirements(const KernelRequest& request, MatmulInput input,
                               std::initializer_list<size_t> encoded_outputs = {}) {
   return Requirements(request, encoded_inputs, encoded_outputs)
       .require(takes_fp8_stream(request),
-               fmt::format("x has to be bf16 (is {}), weight fp8_e4m3_channel (is {}), its rows a multiple of {} (are "
+               fmt::format("x has to be bf16 (is {}), weight fp8_e4m3 (is {}), its rows a multiple of {} (are "
                            "{}), the device Hopper or newer",
                            WeightType(request.inputs[0].dtype, request.inputs[0].encoding).name(),
                            WeightType(request.inputs[1].dtype, request.inputs[1].encoding).name(), kFp8Multiple,
@@ -112,8 +112,13 @@ Verdict can_use_tiles(const KernelRequest& request) {
 const void* operand_data(const TensorView& operand) {
   return operand.encoding == nullptr ? elements(operand) : operand.plane(0);
 }
-// The scales of rows of 8-bit floats; null for other operands.
-const float* row_scales(const TensorView& operand) { return static_cast<const float*>(operand.more_planes[0]); }
+// The scales of 8-bit floats; null for other operands.
+const float* scales_of(const TensorView& operand) { return static_cast<const float*>(operand.more_planes[0]); }
+
+// What the scales of `weight` belong to, if x is rounded.
+WeightScaling scaling_of(const TensorView& x, const TensorView& weight) {
+  return x.encoding == nullptr ? WeightScaling::rows : cuda::scaling_of(weight.encoding);
+}
 
 LinearParams linear_params(const KernelCall& call) {
   const TensorView &x = call.inputs[0], &weight = call.inputs[1], &bias = call.inputs[2], &y = call.outputs[0];
@@ -128,8 +133,9 @@ LinearParams linear_params(const KernelCall& call) {
           .weight_dtype = weight.dtype,
           .bias_dtype = bias.dtype,
           .y_dtype = y.dtype,
-          .x_scales = row_scales(x),
-          .weight_scales = row_scales(weight)};
+          .x_scales = scales_of(x),
+          .weight_scales = scales_of(weight),
+          .weight_scaling = scaling_of(x, weight)};
 }
 
 PlanPtr prepare_cublaslt(const KernelRequest& request, Context& context) {
@@ -246,14 +252,15 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
     stream_products(device,
                     {.x = operand_data(x),
                      .up = operand_data(up),
-                     .parts = {{operand_data(gate), nullptr, results, gate.shape[0], row_scales(gate)}},
+                     .parts = {{operand_data(gate), nullptr, results, gate.shape[0], scales_of(gate)}},
                      .tokens = x.shape[0],
                      .in = x.shape[1],
                      .multiprocessors = device.multiprocessors(),
                      .y_dtype = y.dtype,
                      .activation = product.kind,
-                     .x_scales = row_scales(x),
-                     .up_scales = row_scales(up)},
+                     .x_scales = scales_of(x),
+                     .up_scales = scales_of(up),
+                     .scaling = scaling_of(x, gate)},
                     {product.gate.layout()}, product.up.layout());
     if (product.rounds) EADEM_CUDA_CALL(launch_quantize_rows(rounding, device.stream()));
     return;
@@ -269,10 +276,11 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
                  .weight_dtype = gate.dtype,
                  .bias_dtype = y.dtype,
                  .y_dtype = y.dtype,
-                 .x_scales = row_scales(x),
-                 .weight_scales = row_scales(gate)};
+                 .x_scales = scales_of(x),
+                 .weight_scales = scales_of(gate),
+                 .weight_scaling = scaling_of(x, gate)};
   product.gate.run(p, scratch);
-  p.weight = operand_data(up), p.weight_scales = row_scales(up);
+  p.weight = operand_data(up), p.weight_scales = scales_of(up);
   p.y = scratch + product.up_at;
   product.up.run(p, scratch);
   if (product.rounds) {
@@ -342,6 +350,9 @@ Verdict can_use_qkv(const KernelRequest& request) {
     if ((request.inputs[1 + 2 * part].encoding == nullptr) != (request.inputs[1].encoding == nullptr))
       return Verdict::no("some weights are plain and some are encoded");
   }
+  for (size_t part = 1; part < 3 && kCanMultiply == can_use_fp8; ++part)
+    if (request.inputs[1 + 2 * part].encoding != request.inputs[1].encoding)
+      return Verdict::no("the weights have different encodings");
   if (kCanMultiply == can_use_fp8) return accept(request, {.flops_share = kFp8Share, .reason = kFp8Reason});
   double extra_bytes = 0;
   for (size_t part = 0; part < 3; ++part) extra_bytes += bf16_bytes(request.inputs[1 + 2 * part]);
@@ -382,11 +393,12 @@ void run_qkv(const QkvProduct& product, const KernelCall& call) {
                        .multiprocessors = device.multiprocessors(),
                        .y_dtype = call.outputs[0].dtype,
                        .activation = {},
-                       .x_scales = row_scales(x)};
+                       .x_scales = scales_of(x),
+                       .scaling = scaling_of(x, call.inputs[1])};
   for (size_t part = 0; part < 3; ++part) {
     const TensorView &weight = call.inputs[1 + 2 * part], &bias = call.inputs[2 + 2 * part];
     p.parts[part] = {operand_data(weight), elements(bias), elements(call.outputs[part]), weight.shape[0],
-                     row_scales(weight)};
+                     scales_of(weight)};
   }
   stream_products(device, p, product.layouts);
 }

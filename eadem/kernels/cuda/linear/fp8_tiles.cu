@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of many rows whose operands are 8-bit floats, with the bits of fp8_stream.cu. A block computes tiles of 128
+// tokens and 128 rows of the weight: a warpgroup has 64 of the tokens, one thread copies 128 columns of k of both
+// operands at a time into a ring of stages.
+//
+// Blocks are paired (a cluster of two), with the same rows of the weight and tokens one after another: each copies half
+// of the weight's rows for both, so that the L2 cache delivers a quarter less.
+#include <algorithm>
+#include <type_traits>
+
+#include "eadem/kernels/cuda/device_math.cuh"
+#include "eadem/kernels/cuda/instructions/cluster.cuh"
+#include "eadem/kernels/cuda/instructions/mma.cuh"
+#include "eadem/kernels/cuda/instructions/overlap.cuh"
+#include "eadem/kernels/cuda/instructions/ring.cuh"
+#include "eadem/kernels/cuda/instructions/tensor_map.cuh"
+#include "eadem/kernels/cuda/launch.h"
+
+namespace eadem::kernels::cuda {
+
+namespace {
+
+constexpr int kTileTokens = 128, kTileRows = 128;
+constexpr int kPair = 2;                                     // blocks of a cluster
+constexpr int kPanelCodes = static_cast<int>(kFp8Multiple);  // columns of a stage
+constexpr int kGroupTokens = 64;                             // of a warpgroup
+constexpr int kWarpgroups = kTileTokens / kGroupTokens;
+constexpr int kStages = 6;
+constexpr uint32_t kTokenBytes = kTileTokens * kPanelRowBytes, kWeightBytes = kTileRows * kPanelRowBytes;
+constexpr uint32_t kStageBytes = kTokenBytes + kWeightBytes;
+constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;  // one of the last copies
+constexpr int kRowTiles = kTileRows / 8;                  // of eight rows of the weight
+constexpr uint32_t kStepBytes = 32;                       // of k in one wgmma
+static_assert(kPanelCodes == static_cast<int>(kPanelRowBytes) && kPanelCodes == 4 * static_cast<int>(kStepBytes));
+
+struct TileMaps {
+  CUtensorMap tokens, weight;
+};
+
+// The tiles of a launch, tokens first: pairs of blocks take pairs of tiles in turns.
+struct Tiles {
+  int token_pairs, outputs;
+  int pair, num_pairs;  // this pair of blocks
+
+  __device__ explicit Tiles(const LinearStreamParams& p)
+      : token_pairs(static_cast<int>(ceil_div(p.tokens, int64_t{kPair} * kTileTokens))),
+        outputs(static_cast<int>(ceil_div(p.parts[0].out, int64_t{kTileRows}))),
+        pair(static_cast<int>(blockIdx.x) / kPair),
+        num_pairs(static_cast<int>(gridDim.x) / kPair) {}
+  // Calls f(first token, first output) for each of this block's tiles.
+  template <typename F>
+  __device__ void for_each(int rank, F&& f) const {
+    for (int tile = pair; tile < token_pairs * outputs; tile += num_pairs)
+      f((tile % token_pairs * kPair + rank) * kTileTokens, tile / token_pairs * kTileRows);
+  }
+};
+
+// By one thread: copies the tokens of this block's tiles, and for both blocks half of the weight's rows. A stage is
+// filled again when the warps of both blocks have left it.
+__device__ inline void copy_tiles(const TileMaps& maps, const Tiles& tiles, const Ring& ring, uint32_t stages,
+                                  int num_chunks, int rank) {
+  constexpr uint32_t kHalf = kWeightBytes / kPair;
+  RingPlace<kStages> place{0, 1};  // parity of the phase before the first: the first round waits for nothing
+  const uint64_t policy = l2_policy<L2Policy::evict_last>();
+  wait_for_earlier_kernels();
+  tiles.for_each(rank, [&](int token, int output) {
+    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      barrier_wait(ring.empty_at(place.stage), place.parity);
+      const uint32_t full = ring.full_at(place.stage);
+      const uint32_t stage = stages + static_cast<uint32_t>(place.stage) * kStageBytes;
+      barrier_arrive_expecting(full, kStageBytes);
+      copy_box_async(stage, maps.tokens, token, chunk, full, policy);
+      copy_box_to_blocks_async(stage + kTokenBytes + static_cast<uint32_t>(rank) * kHalf, maps.weight,
+                               output + rank * (kTileRows / kPair), chunk, full, (1 << kPair) - 1, policy);
+      place.advance();
+    }
+  });
+}
+
+// By four lanes 4 g + q: lane q gives words[t] of tile t, its columns 2 q and 2 q + 1, and gets the words of tile q.
+__device__ inline void exchange_tiles(uint32_t (&words)[4], int lane) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2)
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      if ((t & bit) != 0) continue;
+      const bool upper = (lane & bit) != 0;
+      const uint32_t given = upper ? words[t] : words[t + bit];
+      const uint32_t got = __shfl_xor_sync(0xffffffff, given, bit);
+      (upper ? words[t] : words[t + bit]) = got;
+    }
+}
+
+// The sums of a warp: lane 4 g + q has tokens g and g + 8 of its 16, rows 2 q and 2 q + 1 of each eight.
+using Sums = float[kRowTiles][4];
+
+// By a warp: scales its sums, rounds once and stores. `first_token`: of the warp.
+template <typename Y, bool kBlockScales>
+__device__ inline void store_sums(const LinearStreamParams& p, const Sums& sum, int64_t first_token,
+                                  int64_t first_output, int lane) {
+  const LinearStreamPart& part = p.parts[0];
+  const bool row_scales = p.scaling == WeightScaling::rows;
+  const auto value_of = [&](int t, int i, int64_t n, float token_scale) {
+    float value = (kBlockScales ? sum[t][i] : sum[t][i] * part.scales[row_scales ? n : 0]) * token_scale;
+    if (part.bias != nullptr) value += load(static_cast<const Y*>(part.bias) + n);
+    return value;
+  };
+  // Whether outputs can be stored eight at a time.
+  const bool whole = first_output + kTileRows <= part.out && part.out % 8 == 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t token = first_token + lane / 4 + half * 8;
+    const bool wanted = token < p.tokens;
+    const float token_scale = wanted ? p.x_scales[token] : 0.0f;
+    Y* const row = static_cast<Y*>(part.y) + token * part.out;
+    if constexpr (std::is_same_v<Y, bf16_t>)
+      if (whole) {
+#pragma unroll
+        for (int first = 0; first < kRowTiles; first += 4) {
+          uint32_t words[4];
+#pragma unroll
+          for (int t = 0; t < 4; ++t) {
+            const int64_t n = first_output + (first + t) * 8 + lane % 4 * 2;
+            words[t] = pack_bf16(value_of(first + t, half * 2, n, token_scale),
+                                 value_of(first + t, half * 2 + 1, n + 1, token_scale));
+          }
+          exchange_tiles(words, lane);
+          if (wanted)
+            *reinterpret_cast<uint4*>(row + first_output + (first + lane % 4) * 8) =
+                make_uint4(words[0], words[1], words[2], words[3]);
+        }
+        continue;
+      }
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int64_t n = first_output + t * 8 + lane % 4 * 2 + i;
+        if (wanted && n < part.out) store(row + n, value_of(t, half * 2 + i, n, token_scale));
+      }
+  }
+}
+
+// By a warpgroup: multiplies and stores its tokens of this block's tiles. A chain is added while the next one runs.
+template <typename Y, bool kBlockScales>
+__device__ inline void multiply_tiles(const LinearStreamParams& p, const Tiles& tiles, const Ring& ring,
+                                      uint32_t stages, int num_chunks, int rank, int group) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % (kWarpgroup / kWarp);
+  RingPlace<kStages> place;
+  Sums sum, chain[2];
+  tiles.for_each(rank, [&](int first_token, int first_output) {
+    const int64_t block = first_output / kFp8Multiple * num_chunks;
+    uint32_t left_empty = 0;  // the barrier of the stage that the chain which runs reads
+    float scale = 0.0f;       // of its block
+    const auto begin = [&](Sums& next) {
+      barrier_wait(ring.full_at(place.stage), place.parity);
+      const uint32_t stage = stages + static_cast<uint32_t>(place.stage) * kStageBytes;
+      const Operand left(stage + static_cast<uint32_t>(group) * (kGroupTokens * kPanelRowBytes), 0);
+      const Operand right(stage + kTokenBytes, 0);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) wgmma_e4m3(next, left.at(k * kStepBytes), right.at(k * kStepBytes), k > 0);
+      wgmma_commit();
+    };
+    const auto add = [&](Sums& done) {
+      pin(done);
+      if (lane < kPair) arrive_at_block(left_empty, lane);
+#pragma unroll
+      for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          sum[t][i] = kBlockScales ? fmaf(done[t][i], scale, sum[t][i]) : sum[t][i] + done[t][i];
+    };
+    // The chain that begins is the one that `add` is called for next.
+    const auto advance = [&](int chunk) {
+      left_empty = ring.empty_at(place.stage);
+      if (kBlockScales) scale = __ldg(p.parts[0].scales + block + chunk);
+      place.advance();
+    };
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = 0.0f;
+    begin(chain[0]);
+    advance(0);
+    int chunk = 1;
+    for (; chunk + 1 < num_chunks; chunk += 2) {
+      begin(chain[1]);
+      wgmma_wait<1>();
+      add(chain[0]);
+      advance(chunk);
+      begin(chain[0]);
+      wgmma_wait<1>();
+      add(chain[1]);
+      advance(chunk + 1);
+    }
+    if (chunk < num_chunks) {
+      begin(chain[1]);
+      wgmma_wait<1>();
+      add(chain[0]);
+      advance(chunk);
+      wgmma_wait<0>();
+      add(chain[1]);
+    } else {
+      wgmma_wait<0>();
+      add(chain[0]);
+    }
+    wait_for_earlier_kernels();
+    store_sums<Y, kBlockScales>(p, sum, int64_t{first_token} + group * kGroupTokens + warp * 16, first_output, lane);
+  });
+}
+
+template <typename Y, bool kBlockScales>
+__global__ void __launch_bounds__(kThreads, 1)
+    fp8_tiles(const __grid_constant__ LinearStreamParams p, const __grid_constant__ TileMaps maps) {
+  extern __shared__ __align__(1024) uint8_t memory[];  // stages
+  __shared__ uint64_t barriers[2 * kStages];           // full, empty
+  const uint32_t full = shared_address(barriers);
+  const Ring ring{full, full + kStages * kBarrierBytes};
+  if (threadIdx.x < kStages) {
+    barrier_init(ring.full_at(static_cast<int>(threadIdx.x)), 1);
+    barrier_init(ring.empty_at(static_cast<int>(threadIdx.x)), kPair * kWarpgroups * (kWarpgroup / kWarp));
+  }
+  fence_barriers();
+  cluster_sync();
+  allow_next_kernel();
+
+  const int rank = cluster_rank(), num_chunks = static_cast<int>(p.in / kPanelCodes);
+  const int group = static_cast<int>(threadIdx.x) / kWarpgroup;
+  const uint32_t stages = shared_address(memory);
+  const Tiles tiles(p);
+  if (group < kWarpgroups) {
+    grow_registers<232>();
+    multiply_tiles<Y, kBlockScales>(p, tiles, ring, stages, num_chunks, rank, group);
+  } else {
+    shrink_registers<40>();
+    if (threadIdx.x % kWarpgroup == 0) copy_tiles(maps, tiles, ring, stages, num_chunks, rank);
+  }
+  __syncwarp();
+  cluster_sync();  // the other block may still copy into this one's memory
+}
+
+template <typename Y>
+cudaError_t launch_as(const LinearStreamParams& p, cudaStream_t stream) {
+  const LinearStreamPart& part = p.parts[0];
+  TileMaps maps{};
+  cudaError_t error = make_panel_map(maps.tokens, p.x, p.tokens, p.in / 2, kTileTokens, 1);
+  if (error == cudaSuccess) error = make_panel_map(maps.weight, part.weight, part.out, p.in / 2, kTileRows / kPair, 1);
+  if (error != cudaSuccess) return error;
+  const int64_t pairs = ceil_div(p.tokens, int64_t{kPair} * kTileTokens) * ceil_div(part.out, int64_t{kTileRows});
+  const auto blocks = static_cast<unsigned>(kPair * std::min(pairs, p.multiprocessors / kPair));
+  const auto launch = [&](auto kernel) {
+    return launch_clusters(kernel, kPair, dim3(blocks), kThreads, size_t{kStages} * kStageBytes, stream, p, maps);
+  };
+  return p.scaling == WeightScaling::blocks ? launch(fp8_tiles<Y, true>) : launch(fp8_tiles<Y, false>);
+}
+
+}  // namespace
+
+cudaError_t launch_fp8_tiles(const LinearStreamParams& p, cudaStream_t stream) {
+  if (p.tokens == 0 || p.parts[0].out == 0) return cudaSuccess;
+  if (p.in % kFp8Multiple != 0 || p.parts[1].out != 0 || p.up != nullptr) return cudaErrorInvalidValue;
+  return with_f32_or_bf16(p.y_dtype, [&](auto y) { return launch_as<decltype(y)>(p, stream); });
+}
+
+}  // namespace eadem::kernels::cuda
