@@ -184,7 +184,7 @@ void Scheduler::forget_plan(bool committed) {
   for (size_t i = 0; i < places_.size(); ++i) {
     Sequence* const s = places_[i];
     if (s->state >= RequestState::finished) continue;
-    if (plan_[i].drafts > 0) cache_.shrink(s->blocks, s->cached);
+    if (plan_[i].drafts > 0) cache_.shrink(s->blocks, std::ssize(s->tokens) - 1);
     // A step that was given up may have overwritten the state of its sequence, which begins again then.
     if (!committed && limits_.num_slots > 0) {
       s->cached = 0;
@@ -216,7 +216,7 @@ std::span<const StepSequence> Scheduler::plan(const CacheContents& cache) {
   // Decoding sequences go first, so that a long prompt beside them does not make them wait.
   for (size_t place = 0; place < running_.size(); ++place) {
     Sequence& s = *running_[place];
-    if (s.state == RequestState::decoding && grow(s)) budget -= plan_sequence(s, budget);
+    if (s.state == RequestState::decoding && grow(s) && budget > 0) budget -= plan_sequence(s, budget);
   }
   for (size_t place = 0; place < running_.size() && budget > 0; ++place)
     if (running_[place]->state == RequestState::prefilling) budget -= plan_sequence(*running_[place], budget);
@@ -236,6 +236,14 @@ void Scheduler::plan_drafts(int64_t budget) {
   const auto decodes = [](const Sequence* s) { return s->state == RequestState::decoding; };
   if (!std::all_of(places_.begin(), places_.end(), decodes)) return;
   int64_t left = std::min(budget, limits_.max_draft_tokens);
+  // Wrong ones make the next step compute again what this one did. It must have room for that, and for whom this one
+  // left out; and tokens that are computed again take the room of proposed ones, so that they do not grow without end.
+  if (limits_.num_slots > 0) {
+    int64_t pending = 0, again = 0;
+    for (const Sequence* s : running_) pending += s->pending();
+    for (const Sequence* s : places_) again += s->pending() - 1;
+    left = std::min(limits_.max_num_batched_tokens - pending, limits_.max_draft_tokens - again);
+  }
   for (size_t i = 0; i < places_.size(); ++i) {
     Sequence& s = *places_[i];
     const int64_t tokens = std::ssize(s.tokens);
@@ -248,13 +256,14 @@ void Scheduler::plan_drafts(int64_t budget) {
     }
     if (count <= 0) continue;
     left -= count;
-    s.fed.assign(1, s.tokens.back());
+    s.fed.assign(s.tokens.begin() + s.cached, s.tokens.end());
     s.fed.insert(s.fed.end(), s.drafts.begin(), s.drafts.begin() + count);
     cache_.extend(s.blocks, tokens + count);
     cache_.extend_windows(s.blocks, tokens + count);
     plan_[i].tokens = s.fed;
     plan_[i].blocks = s.blocks.all;
     plan_[i].drafts = count;
+    plan_[i].may_return = limits_.num_slots > 0;
   }
 }
 

@@ -72,6 +72,79 @@ TEST(DraftPlanning, TokensBehindAWrongOneAreForgottenWithTheirBlocks) {
   EXPECT_EQ(scheduler.plan(simulation.cache)[0].cached, 5);
 }
 
+// States per sequence go back to where the step began, and what was taken is computed again.
+TEST(DraftPlanning, StatesGoBackBehindAWrongToken) {
+  SchedulerLimits limits = drafting_limits();
+  limits.num_slots = limits.max_batch_size;
+  Simulation simulation(limits);
+  Scheduler& scheduler = simulation.scheduler;
+  const RequestId id = decoding(simulation, 3, 20);
+  const Ids expected = tokens_alone(ids(3), 12);
+  const auto behind = [&](int64_t done, int64_t count) {
+    return Ids(expected.begin() + done, expected.begin() + done + count);
+  };
+  Ids drafts = behind(1, 4);
+  drafts[2] = kVocab - 1;
+  EXPECT_EQ(scheduler.draftable()[0].pending, 1);
+  EXPECT_EQ(scheduler.draftable()[0].most, 5);
+  scheduler.propose(id, drafts);
+  EXPECT_TRUE(scheduler.plan(simulation.cache)[0].may_return);
+  auto events = simulation.step();
+  ASSERT_EQ(events.size(), 3u);
+  EXPECT_EQ(events[2].token, expected[3]);
+  EXPECT_EQ(scheduler.decode_tokens(), 3);
+  EXPECT_EQ(scheduler.num_free_blocks(), 16 - 2);  // 6 tokens and the next one
+  // The token before the proposed ones, two that were right, and one that is new.
+  EXPECT_EQ(scheduler.draftable()[0].pending, 4);
+  EXPECT_EQ(scheduler.draftable()[0].most, 2) << "six tokens in a step";
+  scheduler.propose(id, behind(4, 4));
+  auto plan = scheduler.plan(simulation.cache);
+  EXPECT_EQ(plan[0].cached, 3);
+  EXPECT_EQ(plan[0].drafts, 2);
+  EXPECT_EQ(plan[0].num_rows(), 3);
+  EXPECT_EQ(Ids(plan[0].tokens.begin(), plan[0].tokens.end()), behind(0, 6));
+  events = simulation.step();
+  ASSERT_EQ(events.size(), 3u);
+  EXPECT_EQ(events[0].recomputed, 3);
+  EXPECT_EQ(events[0].computed, 1);
+  EXPECT_EQ(events[0].proposed, 2);
+  EXPECT_EQ(events[1].recomputed, 0);
+  EXPECT_EQ(scheduler.decode_tokens(), 6);
+  // All were right: the state stands where they end.
+  EXPECT_EQ(scheduler.draftable()[0].pending, 1);
+  scheduler.propose(id, Ids{kVocab - 1});
+  simulation.step();
+  plan = scheduler.plan(simulation.cache);
+  EXPECT_EQ(plan[0].cached, 9);
+  EXPECT_EQ(plan[0].drafts, 0);
+  EXPECT_EQ(Ids(plan[0].tokens.begin(), plan[0].tokens.end()), behind(6, 2));
+  EXPECT_EQ(simulation.step()[0].token, expected[8]);
+  EXPECT_EQ(simulation.step()[0].recomputed, 0);
+  EXPECT_EQ(simulation.num_returns, 2);
+}
+
+// A conversation goes on from where the state stands, which may be before the last proposed tokens.
+TEST(DraftPlanning, AConversationGoesOnFromAStateThatWentBack) {
+  SchedulerLimits limits = drafting_limits();
+  limits.num_slots = limits.max_batch_size;
+  Simulation simulation(limits);
+  Scheduler& scheduler = simulation.scheduler;
+  const RequestId id = scheduler.add({.prompt = ids(5), .max_tokens = 10, .keep = true});
+  simulation.step();
+  const Ids expected = tokens_alone(ids(5), 3);
+  scheduler.propose(id, Ids{expected[1], kVocab - 1});
+  simulation.step();
+  scheduler.end(id, RequestState::finished);
+  Ids next = ids(5);
+  next.insert(next.end(), expected.begin(), expected.end());
+  next.push_back(7);
+  scheduler.add({.prompt = next, .max_tokens = 2, .keep = true});
+  const auto events = simulation.step();
+  EXPECT_EQ(events[0].reused, 5);
+  EXPECT_EQ(events[0].token, tokens_alone(next, 1)[0]);
+  EXPECT_EQ(simulation.num_returns, 1);
+}
+
 TEST(DraftPlanning, APlanThatIsGivenUpKeepsWhatWasProposedAndNoBlocks) {
   Simulation simulation(drafting_limits());
   Scheduler& scheduler = simulation.scheduler;

@@ -166,12 +166,13 @@ TEST_P(MtpGguf, LogitsAreThoseOfTheDirectory) {
 
 // --- Answers.
 
-// The golden with other weights: layers add nothing, so that a token follows from the one before it alone, and the head
-// reads that one's embedding, and `mix` times the hidden state before it. With a mix of 0 it is right.
+// The golden with other weights: layers add `share` of what they do. With none, a token follows from the one before it
+// alone; the head reads that one's embedding, and `mix` times the hidden state before it. With a mix of 0 it is right
+// then.
 class Bigrams final : public io::WeightSource {
  public:
-  Bigrams(std::shared_ptr<const io::WeightSource> plain, float mix)
-      : WeightSource(plain->path()), plain_(std::move(plain)), mix_(mix) {
+  Bigrams(std::shared_ptr<const io::WeightSource> plain, float mix, float share = 0)
+      : WeightSource(plain->path()), plain_(std::move(plain)), mix_(mix), share_(share) {
     set_tensors({plain_->tensors().begin(), plain_->tensors().end()});
   }
   void release(std::string_view) const override {}
@@ -180,14 +181,19 @@ class Bigrams final : public io::WeightSource {
  private:
   Tensor load(size_t index) const override {
     const io::WeightInfo& info = tensors()[index];
-    if (info.name.ends_with("shared_head.norm.weight")) return plain_->get("model.norm.weight");
+    if (info.name.ends_with("shared_head.norm.weight") || info.name == "mtp.norm.weight")
+      return plain_->get("model.norm.weight");
     const Tensor values = converted_on_host(plain_->get(info.name).view, DType::f32);
     auto* data = values.view.as<float>();
     const auto has = [&](const char* part) { return info.name.find(part) != std::string::npos; };
-    if (has("o_proj") || has("down_proj") || has("eh_proj")) std::fill_n(data, values.view.num_elements(), 0.0f);
-    if (has("enorm") || has("hnorm")) std::fill_n(data, values.view.num_elements(), 1.0f);
+    const bool joins = has("eh_proj") || has("mtp.fc.");
+    const int64_t count = values.view.num_elements();
+    if (has("o_proj") || has("out_proj") || has("down_proj"))
+      std::transform(data, data + count, data, [&](float value) { return share_ * value; });
+    if (joins || has("mtp.pre_fc_norm")) std::fill_n(data, count, 0.0f);  // Qwen's norms multiply by 1 + weight
+    if (has("enorm") || has("hnorm")) std::fill_n(data, count, 1.0f);
     const int64_t hidden = info.shape[0];
-    for (int64_t i = 0; has("eh_proj") && i < hidden; ++i) {
+    for (int64_t i = 0; joins && i < hidden; ++i) {
       data[i * 2 * hidden + i] = 1;
       data[i * 2 * hidden + hidden + i] = mix_;
     }
@@ -196,12 +202,12 @@ class Bigrams final : public io::WeightSource {
   Tensor load_bytes(size_t index) const override { return plain_->get_bytes(tensors()[index].name); }
 
   std::shared_ptr<const io::WeightSource> plain_;
-  float mix_;
+  float mix_, share_;
 };
 
-Checkpoint bigrams(const char* name, float mix) {
+Checkpoint bigrams(const char* name, float mix, float share = 0) {
   Checkpoint checkpoint = models::open_checkpoint(golden(name));
-  checkpoint.weights = std::make_shared<Bigrams>(checkpoint.weights, mix);
+  checkpoint.weights = std::make_shared<Bigrams>(checkpoint.weights, mix, share);
   return checkpoint;
 }
 
@@ -262,12 +268,16 @@ std::vector<GenerationRequest> requests_of(int64_t vocab) {
 }
 
 class MtpAnswers : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Models, MtpAnswers, testing::Values("deepseek_v3_mtp", "deepseek_v32_mtp", "glm4_moe_mtp"),
+INSTANTIATE_TEST_SUITE_P(Models, MtpAnswers,
+                         testing::Values("deepseek_v3_mtp", "deepseek_v32_mtp", "glm4_moe_mtp", "qwen3_next_mtp",
+                                         "qwen3_5_mtp", "qwen3_5_moe_mtp"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(MtpAnswers, AreThoseWithoutIt) {
   for (const float mix : {0.0f, 0.6f, -1.0f}) {  // always right, sometimes, and as in the file
-    const Checkpoint checkpoint = mix < 0 ? models::open_checkpoint(golden(GetParam())) : bigrams(GetParam(), mix);
+    const float share = mix > 0 ? 0.05f : 0;
+    const Checkpoint checkpoint =
+        mix < 0 ? models::open_checkpoint(golden(GetParam())) : bigrams(GetParam(), mix, share);
     const auto engine = model_of(checkpoint, speculating(3));
     const std::vector<GenerationRequest> requests = requests_of(engine->model().info().vocab);
     const auto head = head_of(checkpoint, *engine, contiguous(3, 96, 16));
@@ -479,7 +489,7 @@ const models::ModelFamily& with_a_wide_head() {
 TEST(MtpFiles, WhatCannotBeComputedIsRefusedBeforeWeightsAreRead) {
   EngineOptions options = speculating(1);
   EXPECT_HAS(refusal_of_llm(unread("glm4_moe"), options), "there is no 'model.layers.2.enorm.weight'");
-  EXPECT_HAS(refusal_of_llm(unread("qwen3_next_mtp"), options), "qwen3_next has states per sequence");
+  EXPECT_HAS(refusal_of_llm(unread("qwen3_next"), options), "there is no 'mtp.pre_fc_norm_embedding.weight'");
 
   Checkpoint checkpoint = unread("glm4_moe_mtp");
   checkpoint.model = std::make_shared<models::Decoder>(*checkpoint.model->config(), with_a_wide_head());
