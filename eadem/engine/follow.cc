@@ -177,13 +177,15 @@ void InferEngine::show_parameters() {
   for (const std::string& name : parameters_->names()) channel_->show(parameters_->to_host(name).view, index++);
 }
 
-void follow_engines(const std::shared_ptr<Communicator>& ranks, const std::shared_ptr<Device>& device,
-                    const std::function<std::unique_ptr<InferEngine>(const CacheConfig&)>& make) {
+void follow_engines(
+    const std::shared_ptr<Communicator>& ranks, const std::shared_ptr<Device>& device,
+    const std::function<std::unique_ptr<InferEngine>(const CacheConfig& cache, int64_t draft_tokens)>& make) {
   RankChannel channel(ranks, device);
   for (;;) {
     const RankCommand command = channel.receive();
     EADEM_CHECK(command == RankCommand::start, "command {} before an engine", static_cast<int>(command));
-    make(channel.take<CacheConfig>())->follow();
+    const auto cache = channel.take<CacheConfig>();
+    make(cache, channel.take<int64_t>())->follow();
   }
 }
 

@@ -145,6 +145,7 @@ InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared
   if (leads()) {
     channel_->begin(RankCommand::start);
     channel_->put(options_.cache);
+    channel_->put(options_.draft_tokens);
     channel_->tell();
   }
   together("making the engine", [&] {

@@ -299,9 +299,11 @@ class InferEngine {
   Output output_;
 };
 
-// The whole life of a rank other than 0: makes an engine with the cache that rank 0 states whenever that makes one, and
-// follows it. Ends with RankFailed when rank 0 has left. `make` gives the engine these `ranks`.
-void follow_engines(const std::shared_ptr<Communicator>& ranks, const std::shared_ptr<Device>& device,
-                    const std::function<std::unique_ptr<InferEngine>(const CacheConfig&)>& make);
+// The whole life of a rank other than 0: makes an engine with the cache and the draft_tokens that rank 0 states
+// whenever that makes one, and follows it. Ends with RankFailed when rank 0 has left. `make` gives the engine these
+// `ranks`.
+void follow_engines(
+    const std::shared_ptr<Communicator>& ranks, const std::shared_ptr<Device>& device,
+    const std::function<std::unique_ptr<InferEngine>(const CacheConfig& cache, int64_t draft_tokens)>& make);
 
 }  // namespace eadem::engine

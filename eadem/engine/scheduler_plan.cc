@@ -184,7 +184,8 @@ void Scheduler::forget_plan(bool committed) {
   for (size_t i = 0; i < places_.size(); ++i) {
     Sequence* const s = places_[i];
     if (s->state >= RequestState::finished) continue;
-    if (plan_[i].drafts > 0) cache_.shrink(s->blocks, std::ssize(s->tokens) - 1);
+    // The last token gets its place with the next plan, unless it begins again.
+    if (plan_[i].drafts > 0) cache_.shrink(s->blocks, std::ssize(s->tokens) - (committed ? 1 : 0));
     // A step that was given up may have overwritten the state of its sequence, which begins again then.
     if (!committed && limits_.num_slots > 0) {
       s->cached = 0;

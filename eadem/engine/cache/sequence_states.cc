@@ -108,6 +108,7 @@ SequenceStates::Preparation SequenceStates::preparation(int32_t slot, int32_t fi
 
 void SequenceStates::prepare(const Preparation& preparation) {
   const auto [slot, resets, returns, keeps] = preparation;
+  EADEM_CHECK(!(returns || keeps) || has_second_copies(), "slot {} has no second copy", slot);
   if (resets) reset(slot);
   if (returns) copy_rows(slot, num_slots() + slot);
   if (keeps) copy_rows(num_slots() + slot, slot);
@@ -120,8 +121,6 @@ void SequenceStates::begin(const Preparation& preparation, int32_t first_block, 
   used.place.tokens = kUnknown;
 }
 
-void SequenceStates::end(int32_t slot, int32_t first_block, int64_t tokens) {
-  at(slot).place = {tokens, first_block};
-}
+void SequenceStates::end(int32_t slot, int32_t first_block, int64_t tokens) { at(slot).place = {tokens, first_block}; }
 
 }  // namespace eadem::engine

@@ -93,8 +93,7 @@ void DepthController::choose_depths(std::span<const Sequence> sequences, int64_t
     reached_[chosen] = next(chosen);
     deepest = std::max(deepest, ++tried_[chosen]);
     if (loss(count, drafts, deepest) > balance_) return;
-    double seconds =
-        costs_.expected(count, pending_ + drafts) + proposal_seconds(count) * static_cast<double>(deepest);
+    double seconds = costs_.expected(count, pending_ + drafts) + proposal_seconds(count) * static_cast<double>(deepest);
     if (recomputes_)
       seconds += costs_.expected(count, count + static_cast<int64_t>(std::ceil(again))) - costs_.plain(count);
     if (tokens / seconds <= best) continue;

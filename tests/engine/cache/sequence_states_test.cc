@@ -245,7 +245,8 @@ TEST(SequenceStates, AStepBeginsAgainWhereAnEarlierOneDid) {
   const Ids blocks = {3, 2, 1, 0}, others = {7, 6, 5, 4};
   returnable(*engine, tokens_of(8, kVocab, 1), 0, blocks, 0, false);
   returnable(*engine, tokens_of(5, kVocab, 2), 0, others, 1, false);
-  const std::vector<float> once = returnable(*engine, {5}, 8, blocks, 0), other = returnable(*engine, {9}, 5, others, 1);
+  const std::vector<float> once = returnable(*engine, {5}, 8, blocks, 0),
+                           other = returnable(*engine, {9}, 5, others, 1);
   // The same again, as often as wanted, also by steps that promise nothing, and after a step that did not end.
   expect_same_bits(once, returnable(*engine, {5}, 8, blocks, 0), "again");
   expect_same_bits(returnable(*engine, {5, 6, 7}, 8, blocks, 0, false), returnable(*engine, {5, 6, 7}, 8, blocks, 0),

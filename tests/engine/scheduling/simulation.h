@@ -57,6 +57,7 @@ class Simulation {
   // Runs one step. Returns the events; none when no request is there.
   std::span<const StepEvent> step() {
     const auto plan = scheduler.plan(cache);
+    last.assign(plan.begin(), plan.end());
     check(plan);
     Ids tokens;
     std::vector<float> logprobs;
@@ -82,7 +83,8 @@ class Simulation {
 
   SchedulerLimits limits;
   Scheduler scheduler;
-  int64_t steps = 0;  // that were committed
+  int64_t steps = 0;               // that were committed
+  std::vector<StepSequence> last;  // of them, as far as their requests are there
   CacheContents cache;
   std::vector<CacheContents> windows;  // of the groups with a window
   struct State {

@@ -88,22 +88,21 @@ TEST(DraftPlanning, StatesGoBackBehindAWrongToken) {
   EXPECT_EQ(scheduler.draftable()[0].pending, 1);
   EXPECT_EQ(scheduler.draftable()[0].most, 5);
   scheduler.propose(id, drafts);
-  EXPECT_TRUE(scheduler.plan(simulation.cache)[0].may_return);
   auto events = simulation.step();
   ASSERT_EQ(events.size(), 3u);
   EXPECT_EQ(events[2].token, expected[3]);
   EXPECT_EQ(scheduler.decode_tokens(), 3);
-  EXPECT_EQ(scheduler.num_free_blocks(), 16 - 2);  // 6 tokens and the next one
+  EXPECT_EQ(scheduler.num_free_blocks(), 16 - 2);  // 6 tokens
   // The token before the proposed ones, two that were right, and one that is new.
   EXPECT_EQ(scheduler.draftable()[0].pending, 4);
   EXPECT_EQ(scheduler.draftable()[0].most, 2) << "six tokens in a step";
   scheduler.propose(id, behind(4, 4));
-  auto plan = scheduler.plan(simulation.cache);
-  EXPECT_EQ(plan[0].cached, 3);
-  EXPECT_EQ(plan[0].drafts, 2);
-  EXPECT_EQ(plan[0].num_rows(), 3);
-  EXPECT_EQ(Ids(plan[0].tokens.begin(), plan[0].tokens.end()), behind(0, 6));
   events = simulation.step();
+  const StepSequence& again = simulation.last[0];
+  EXPECT_EQ(again.cached, 3);
+  EXPECT_EQ(again.drafts, 2);
+  EXPECT_EQ(again.num_rows(), 3);
+  EXPECT_EQ(Ids(again.tokens.begin(), again.tokens.end()), behind(0, 6));
   ASSERT_EQ(events.size(), 3u);
   EXPECT_EQ(events[0].recomputed, 3);
   EXPECT_EQ(events[0].computed, 1);
@@ -114,12 +113,13 @@ TEST(DraftPlanning, StatesGoBackBehindAWrongToken) {
   EXPECT_EQ(scheduler.draftable()[0].pending, 1);
   scheduler.propose(id, Ids{kVocab - 1});
   simulation.step();
-  plan = scheduler.plan(simulation.cache);
-  EXPECT_EQ(plan[0].cached, 9);
-  EXPECT_EQ(plan[0].drafts, 0);
-  EXPECT_EQ(Ids(plan[0].tokens.begin(), plan[0].tokens.end()), behind(6, 2));
+  EXPECT_EQ(simulation.last[0].cached, 9);
   EXPECT_EQ(simulation.step()[0].token, expected[8]);
+  EXPECT_EQ(simulation.last[0].cached, 9);
+  EXPECT_EQ(simulation.last[0].drafts, 0);
+  EXPECT_EQ(simulation.last[0].tokens.size(), 2u);
   EXPECT_EQ(simulation.step()[0].recomputed, 0);
+  EXPECT_EQ(simulation.last[0].cached, 11);
   EXPECT_EQ(simulation.num_returns, 2);
 }
 

@@ -357,12 +357,48 @@ TEST(MtpHeadTest, ReadsTheEndOfALongPrompt) {
 
 // --- Text in, text out.
 
-class MtpLlm : public testing::Test {
+constexpr int64_t kTokens = 384;  // of the tokenizer
+
+// Embeddings and heads of few tokens become those of kTokens: row i is the row i % rows, a little longer each time.
+class Padded final : public io::WeightSource {
+ public:
+  explicit Padded(std::shared_ptr<const io::WeightSource> plain)
+      : WeightSource(plain->path()), plain_(std::move(plain)) {
+    std::vector<io::WeightInfo> all(plain_->tensors().begin(), plain_->tensors().end());
+    for (io::WeightInfo& each : all)
+      if (is_padded(each.name)) each.shape[0] = kTokens;
+    set_tensors(std::move(all));
+  }
+  void release(std::string_view) const override {}
+  std::vector<std::shared_ptr<const io::MappedFile>> files() const override { return plain_->files(); }
+
+ private:
+  static bool is_padded(std::string_view name) {
+    return name.ends_with("embed_tokens.weight") || name == "lm_head.weight";
+  }
+  Tensor load(size_t index) const override {
+    const io::WeightInfo& info = tensors()[index];
+    const Tensor plain = plain_->get(info.name);
+    if (!is_padded(info.name)) return plain;
+    const Tensor padded = Tensor::on_host(DType::f32, info.shape);
+    const int64_t rows = plain.shape()[0], width = info.shape[1];
+    for (int64_t i = 0; i < kTokens; ++i)
+      for (int64_t j = 0; j < width; ++j)
+        padded.view.as<float>()[i * width + j] =
+            plain.view.as<float>()[i % rows * width + j] * (1 + 0.05f * static_cast<float>(i / rows));
+    return padded;
+  }
+  Tensor load_bytes(size_t index) const override { return plain_->get_bytes(tensors()[index].name); }
+
+  std::shared_ptr<const io::WeightSource> plain_;
+};
+
+class MtpLlm : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    folder = fs::path(testing::TempDir()) / "mtp_llm";
+    folder = fs::path(testing::TempDir()) / fmt::format("mtp_llm_{}", GetParam());
     fs::create_directories(folder);
-    for (const char* from : {"golden/glm4_moe_mtp", "chat/small"})
+    for (const std::string& from : {fmt::format("golden/{}", GetParam()), std::string("chat/small")})
       for (const auto& each : fs::directory_iterator(fs::path(EADEM_SOURCE_DIR) / "tests/data" / from))
         if (each.is_regular_file() && each.path().filename() != "mtp.safetensors")
           fs::copy_file(each.path(), folder / each.path().filename(), fs::copy_options::overwrite_existing);
@@ -371,18 +407,27 @@ class MtpLlm : public testing::Test {
 
   std::unique_ptr<LLM> open(const char* speculate) const {
     Checkpoint checkpoint = models::open_checkpoint(folder.string());
-    checkpoint.weights = std::make_shared<Bigrams>(checkpoint.weights, 0.3f);
+    models::ModelConfig config = *checkpoint.model->config();
+    config.vocab_size = kTokens;
+    checkpoint.model = std::make_shared<models::Decoder>(config);
+    checkpoint.weights =
+        std::make_shared<Bigrams>(std::make_shared<Padded>(checkpoint.weights), 0.3f, states() ? 0.05f : 0.0f);
     EngineOptions options;
     options.cache = PagedKVCacheConfig{.block_size = 16, .max_batch_size = 3, .max_cache_len = 120};
     return std::make_unique<LLM>(std::move(checkpoint), cpu(), options, Logger(LogLevel::warning),
                                  std::function<void(int64_t, int64_t)>{}, SpeculationOptions::of(speculate));
   }
 
+  // Whether the model has states per sequence.
+  static bool states() { return std::string_view(GetParam()).starts_with("qwen"); }
+
   fs::path folder;
 };
+INSTANTIATE_TEST_SUITE_P(Models, MtpLlm, testing::Values("glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp"),
+                         [](const auto& info) { return std::string(info.param); });
 
-TEST_F(MtpLlm, CompletionsAreThoseWithoutIt) {
-  const auto plain = open("none"), mtp = open("mtp");
+TEST_P(MtpLlm, CompletionsAreThoseWithoutIt) {
+  const auto plain = open("none"), mtp = open("mtp"), lookup = open("lookup");
   SamplingParams params;
   params.temperature = 0;
   params.max_tokens = 60;
@@ -393,13 +438,18 @@ TEST_F(MtpLlm, CompletionsAreThoseWithoutIt) {
   sampled.n = 2;
   for (const SamplingParams& each : {params, sampled}) {
     const std::vector<std::string> prompts = {"Hello there", "a b c", "The cat sat. The cat", "one"};
-    const std::vector<Completion> expected = plain->generate(prompts, each), actual = mtp->generate(prompts, each);
-    ASSERT_EQ(actual.size(), expected.size());
-    for (size_t i = 0; i < actual.size(); ++i) {
-      EXPECT_EQ(actual[i].error, "");
-      EXPECT_EQ(actual[i].token_ids, expected[i].token_ids);
-      EXPECT_EQ(actual[i].logprobs, expected[i].logprobs);
-      EXPECT_LE(actual[i].accepted_tokens, actual[i].proposed_tokens);
+    const std::vector<Completion> expected = plain->generate(prompts, each);
+    for (LLM* const llm : {mtp.get(), lookup.get()}) {
+      const std::vector<Completion> actual = llm->generate(prompts, each);
+      ASSERT_EQ(actual.size(), expected.size());
+      for (size_t i = 0; i < actual.size(); ++i) {
+        EXPECT_EQ(actual[i].error, "");
+        EXPECT_EQ(actual[i].token_ids, expected[i].token_ids);
+        EXPECT_EQ(actual[i].logprobs, expected[i].logprobs);
+        EXPECT_LE(actual[i].accepted_tokens, actual[i].proposed_tokens);
+      }
+      // What is computed again is no token of an answer.
+      EXPECT_EQ(llm->last_stats().decode_tokens, plain->last_stats().decode_tokens);
     }
   }
   EXPECT_EQ(plain->last_stats().proposed_tokens, 0);
