@@ -171,6 +171,7 @@ void Scheduler::release(Sequence& sequence) {
     cache_.shrink(kept_, sequence.cached);
     cache_.retire_windows(kept_, sequence.cached);
     kept_tokens_ = sequence.cached;
+    kept_returns_to_ = sequence.returns_to;
     if (kept_tokens_ == 0) release_kept();
   } else {
     cache_.release(sequence.blocks);
@@ -338,6 +339,7 @@ void Scheduler::commit_rows(Sequence& sequence, const StepSequence& planned, Ste
   while (accepted < drafts.size() && tokens[accepted] == drafts[accepted]) ++accepted;
   const bool returns = planned.may_return && accepted < drafts.size();
   if (returns) sequence.cached = planned.cached;
+  if (planned.may_return) sequence.returns_to = planned.cached;
   for (size_t row = 0;; ++row) {
     if (!tokens.empty()) {
       event.logprob = results.logprobs[row];

@@ -197,6 +197,7 @@ class Scheduler {
     std::vector<int32_t> tokens;   // prompt and sampled tokens
     int64_t cached = 0;            // how many of them are in the cache
     int64_t reused = 0;            // how many were there at the start; 0 once that was reported
+    int64_t returns_to = 0;        // tokens that its states may go back to, besides where they stand
     bool has_started = false;      // once at least
     SequenceBlocks blocks;         // its rows or blocks in the cache
     std::vector<BlockHash> names;  // of its first full blocks, as far as they were asked for
@@ -269,6 +270,7 @@ class Scheduler {
   std::vector<Sequence*> running_;                                      // in order when a plan is made
   SequenceBlocks kept_;             // of the kept sequence; the cache knows which tokens they hold
   int64_t kept_tokens_ = 0;         // how many they are
+  int64_t kept_returns_to_ = 0;     // Sequence::returns_to
   std::vector<StepSequence> plan_;  // reused, like the next three
   std::vector<RequestId> planned_;
   std::vector<Sequence*> places_;  // the planned sequences

@@ -52,10 +52,12 @@ Scheduler::Start Scheduler::find_start(Sequence& sequence, const CacheContents& 
   if (!sequence.request.keep || kept_.all.empty()) return start;
   // The blocks may hold tokens that were proposed and not taken.
   const int64_t common = std::min(kept_tokens_, cache.common_prefix(kept_.all, tokens));
-  const int64_t known = cache_.writable_tokens(kept_, common);
-  // States per sequence lead nowhere but to the position that they stand at.
-  const bool resumes = cache_.holds_windows(kept_, known) && (limits_.num_slots == 0 || known == kept_tokens_);
-  if (resumes && known > start.shared_blocks * limits_.block_size) return {.kept_tokens = known};
+  int64_t known = cache_.writable_tokens(kept_, common);
+  // States per sequence lead nowhere but to where they stand, and to where the last proposed tokens began: an answer
+  // may have ended before the last of these.
+  if (limits_.num_slots > 0 && known < kept_tokens_) known = kept_returns_to_ <= known ? kept_returns_to_ : 0;
+  if (cache_.holds_windows(kept_, known) && known > start.shared_blocks * limits_.block_size)
+    return {.kept_tokens = known};
   return start;
 }
 
@@ -104,6 +106,7 @@ void Scheduler::start(Sequence& sequence, const Start& start) {
     cache_.make_writable(kept_, start.kept_tokens);
     cache_.move(sequence.blocks, kept_, start.kept_tokens);
     sequence.cached = start.kept_tokens;
+    sequence.returns_to = kept_returns_to_;
     kept_tokens_ = 0;
     cache_.retire_windows(sequence.blocks, sequence.cached);
   } else {
@@ -132,7 +135,7 @@ void Scheduler::start(Sequence& sequence, const Start& start) {
 void Scheduler::preempt(Sequence& sequence) {
   std::erase(running_, &sequence);
   cache_.release(sequence.blocks);
-  sequence.cached = 0;
+  sequence.cached = sequence.returns_to = 0;
   move_to(sequence, RequestState::preempted);
   wait(sequence);
   ++counters_.preemptions;
@@ -188,7 +191,7 @@ void Scheduler::forget_plan(bool committed) {
     if (plan_[i].drafts > 0) cache_.shrink(s->blocks, std::ssize(s->tokens) - (committed ? 1 : 0));
     // A step that was given up may have overwritten the state of its sequence, which begins again then.
     if (!committed && limits_.num_slots > 0) {
-      s->cached = 0;
+      s->cached = s->returns_to = 0;
       move_to(*s, RequestState::prefilling);
     }
     cache_.retire_windows(s->blocks, s->cached);

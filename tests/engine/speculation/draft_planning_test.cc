@@ -123,26 +123,35 @@ TEST(DraftPlanning, StatesGoBackBehindAWrongToken) {
   EXPECT_EQ(simulation.num_returns, 2);
 }
 
-// A conversation goes on from where the state stands, which may be before the last proposed tokens.
-TEST(DraftPlanning, AConversationGoesOnFromAStateThatWentBack) {
+// A conversation goes on from where the state stands, or from where the last proposed tokens began.
+TEST(DraftPlanning, AConversationGoesOnFromAStateThatGoesBack) {
   SchedulerLimits limits = drafting_limits();
   limits.num_slots = limits.max_batch_size;
-  Simulation simulation(limits);
-  Scheduler& scheduler = simulation.scheduler;
-  const RequestId id = scheduler.add({.prompt = ids(5), .max_tokens = 10, .keep = true});
-  simulation.step();
-  const Ids expected = tokens_alone(ids(5), 3);
-  scheduler.propose(id, Ids{expected[1], kVocab - 1});
-  simulation.step();
-  scheduler.end(id, RequestState::finished);
-  Ids next = ids(5);
-  next.insert(next.end(), expected.begin(), expected.end());
-  next.push_back(7);
-  scheduler.add({.prompt = next, .max_tokens = 2, .keep = true});
-  const auto events = simulation.step();
-  EXPECT_EQ(events[0].reused, 5);
-  EXPECT_EQ(events[0].token, tokens_alone(next, 1)[0]);
-  EXPECT_EQ(simulation.num_returns, 1);
+  const Ids answer = tokens_alone(ids(5), 4);
+  struct Row {
+    Ids drafts;
+    int64_t read;    // tokens of the answer that the conversation has
+    int64_t reused;  // of the next prompt
+  };
+  // A wrong token; the answer ends before the last right one, or before all of them.
+  for (const Row& row :
+       {Row{{answer[1], kVocab - 1}, 2, 5}, {{answer[1], answer[2]}, 3, 8}, {{answer[1], answer[2]}, 1, 5}}) {
+    Simulation simulation(limits);
+    Scheduler& scheduler = simulation.scheduler;
+    const RequestId id = scheduler.add({.prompt = ids(5), .max_tokens = 10, .keep = true});
+    simulation.step();
+    scheduler.propose(id, row.drafts);
+    simulation.step();
+    scheduler.end(id, RequestState::finished);
+    Ids next = ids(5);
+    next.insert(next.end(), answer.begin(), answer.begin() + row.read);
+    next.push_back(7);
+    scheduler.add({.prompt = next, .max_tokens = 2, .keep = true});
+    const auto events = simulation.step();
+    EXPECT_EQ(events[0].reused, row.reused);
+    EXPECT_EQ(events[0].token, tokens_alone(next, 1)[0]);
+    EXPECT_EQ(simulation.num_returns, row.reused == 5 ? 1 : 0);
+  }
 }
 
 TEST(DraftPlanning, APlanThatIsGivenUpKeepsWhatWasProposedAndNoBlocks) {
