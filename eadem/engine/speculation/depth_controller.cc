@@ -9,7 +9,8 @@ namespace eadem::engine {
 namespace {
 
 constexpr double kAllowed = 0.02;     // share of the time that may be lost
-constexpr double kFirstSteps = 2;     // and the plain steps that may be lost at the beginning
+constexpr double kFirstSteps = 2;     // and the plain steps that may be lost at the beginning,
+constexpr double kFirstAgain = 1;     // and one more where what is wrong costs twice
 constexpr double kMostSaved = 64;     // plain steps
 constexpr double kWorthwhile = 1.02;  // tokens a second, against a plain step's; less is noise
 constexpr double kRemembers = 0.9;    // of a request's history with each step
@@ -172,7 +173,7 @@ void DepthController::account(int64_t sequences, int64_t rows, int64_t tokens, d
     return;
   }
   const double plain = costs_.plain(sequences);
-  if (!has_begun_) balance_ += kFirstSteps * plain;
+  if (!has_begun_) balance_ += (recomputes_ ? kFirstSteps + kFirstAgain : kFirstSteps) * plain;
   has_begun_ = true;
   const double saved = plain * static_cast<double>(tokens) / static_cast<double>(sequences);
   balance_ += (1 + kAllowed) * saved - costs_.expected(sequences, rows);

@@ -24,7 +24,8 @@
 // again what it had: it has p > 1 pending tokens, which are rows of any step. A step of depth d, of which k < d tokens
 // were accepted, leaves p + k + 1 pending. So the time of such a step also has what the next one takes longer,
 //   T(B + what is to be computed again, to be expected) - T(B),
-// and it may lose twice what its rows cost more than a plain step, since the next one has at most as many.
+// and it may lose twice what its rows cost more than a plain step, since the next one has at most as many. The account
+// holds three plain steps at the beginning then.
 //
 // Where depth 0 is best, one token is tried again after 16 tokens, then after 32, 64, … 1,024, if the account allows.
 // Every 64th step is a plain one, because its time changes with the length of texts.
