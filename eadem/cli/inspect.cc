@@ -132,8 +132,7 @@ JsonValue describe(const models::Checkpoint& checkpoint, const Device& device,
                             .set("ffn", config->moe_intermediate_size));
 
   const std::string mtp = models::mtp_place(checkpoint);
-  const bool overwrites = engine::state_bytes(*checkpoint.model, device, hardware).per_sequence > 0;
-  json.set("mtp", !mtp.empty() && !overwrites);
+  json.set("mtp", !mtp.empty());
   if (!mtp.empty()) json.set("mtp_head", mtp);
 
   int64_t file_bytes = 0;
@@ -215,10 +214,7 @@ void print_text(const JsonValue& json, bool with_tensors) {
   }
   row("context", fmt::format("{} tokens", integer("context")));
   if (const JsonValue* head = json.find("mtp_head"))
-    row("MTP", fmt::format("a head for multi-token prediction, {}: {}", head->as_string(),
-                           json.find("mtp")->as_boolean() ? "--speculate mtp"
-                                                          : "not for --speculate, since the model has states per "
-                                                            "sequence, which a step overwrites"));
+    row("MTP", fmt::format("a head for multi-token prediction, {}: --speculate mtp", head->as_string()));
   if (const JsonValue* types = json.find("types")) {
     std::string text;
     for (const io::JsonMember& type : types->as_object())

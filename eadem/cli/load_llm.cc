@@ -39,9 +39,10 @@ std::unique_ptr<distributed::RankProcesses> start_ranks(const ModelOptions& opti
   check_division(options, model);
   const auto body = [&](const std::shared_ptr<Communicator>& ranks) {
     const std::shared_ptr<Device> device = options.open(ranks->rank());
-    engine::follow_engines(ranks, device, [&](const engine::CacheConfig& cache) {
+    engine::follow_engines(ranks, device, [&](const engine::CacheConfig& cache, int64_t draft_tokens) {
       engine::EngineOptions own = engine_options;
       own.cache = cache;
+      own.draft_tokens = draft_tokens;
       own.ranks = ranks;
       return make(device, own);
     });

@@ -56,9 +56,8 @@ void InferEngine::tell_step(Plan plan, const StepProgram& program) {
   channel_->put(program.kind);
   descriptor_->put(*channel_);
   if (cache_spec().num_slots > 0) {
-    for (const StepSequence& sequence : plan)
-      if (sequence.cached == 0) channel_->put(sequence.state_slot);
-    channel_->put(int32_t{-1});
+    for (const StepSequence& sequence : plan) channel_->put(state_preparation(sequence));
+    channel_->put(SequenceStates::Preparation());
   }
   channel_->tell();
 }
@@ -158,8 +157,9 @@ void InferEngine::follow_step() {
   descriptor_->take(program.layout, *channel_);
   descriptor_->upload();
   if (cache_spec().num_slots > 0)
-    for (auto slot = channel_->take<int32_t>(); slot >= 0; slot = channel_->take<int32_t>())
-      sequence_states_.reset(slot);
+    for (auto each = channel_->take<SequenceStates::Preparation>(); each.slot >= 0;
+         each = channel_->take<SequenceStates::Preparation>())
+      sequence_states_.prepare(each);
   run_program(program, nullptr);
 }
 
@@ -177,13 +177,15 @@ void InferEngine::show_parameters() {
   for (const std::string& name : parameters_->names()) channel_->show(parameters_->to_host(name).view, index++);
 }
 
-void follow_engines(const std::shared_ptr<Communicator>& ranks, const std::shared_ptr<Device>& device,
-                    const std::function<std::unique_ptr<InferEngine>(const CacheConfig&)>& make) {
+void follow_engines(
+    const std::shared_ptr<Communicator>& ranks, const std::shared_ptr<Device>& device,
+    const std::function<std::unique_ptr<InferEngine>(const CacheConfig& cache, int64_t draft_tokens)>& make) {
   RankChannel channel(ranks, device);
   for (;;) {
     const RankCommand command = channel.receive();
     EADEM_CHECK(command == RankCommand::start, "command {} before an engine", static_cast<int>(command));
-    make(channel.take<CacheConfig>())->follow();
+    const auto cache = channel.take<CacheConfig>();
+    make(cache, channel.take<int64_t>())->follow();
   }
 }
 

@@ -28,7 +28,8 @@ CachePlanRequest request_of(const models::Model& model, const Device& device,
           .context = model.info().max_positions,
           .default_context = model.info().default_context(),
           .block_size = hardware.of(modules::Role::attention).memory.kv_block_size.value,
-          .max_num_batched_tokens = options.max_num_batched_tokens};
+          .max_num_batched_tokens = options.max_num_batched_tokens,
+          .slots_per_sequence = options.draft_tokens > 0 ? 2 : 1};
 }
 
 EngineOptions with_defaults(EngineOptions options, const Device& device) {
@@ -144,6 +145,7 @@ InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared
   if (leads()) {
     channel_->begin(RankCommand::start);
     channel_->put(options_.cache);
+    channel_->put(options_.draft_tokens);
     channel_->tell();
   }
   together("making the engine", [&] {
@@ -191,8 +193,6 @@ void InferEngine::compile() {
   if (form.value == LatentForm::decompressed && !prefill_program().graph().find("prompt_length"))
     throw InvalidArgument("latent_form is decompressed ({}); no layer of this model has latent attention over all rows",
                           form.set_by);
-  if (const std::string reason = why_no_speculation(); options_.draft_tokens > 0 && !reason.empty())
-    throw Unsupported("draft_tokens is {}: {}", options_.draft_tokens, reason);
   collect_sequence_states(states);
   descriptor_ = std::make_unique<StepDescriptor>(device_, programs_->step_bytes(), cache_spec(), info.vocab);
   const int64_t most_rows = most[Symbol::logit_rows];
@@ -266,7 +266,7 @@ void InferEngine::collect_sequence_states(std::span<const modules::StateSpec> st
   std::vector<TensorView> views;
   for (const modules::StateSpec& state : states)
     if (state.kind == modules::StateSpec::Kind::per_sequence) views.push_back(caches_.at(state.name).view);
-  sequence_states_ = SequenceStates(device_, cache_spec().num_slots, std::move(views));
+  sequence_states_ = SequenceStates(device_, cache_spec().num_slots > 0 ? max_batch_size() : 0, std::move(views));
 }
 
 int64_t InferEngine::cache_bytes() const {
@@ -283,7 +283,7 @@ SchedulerLimits InferEngine::limits() const {
           .num_blocks = cache_spec().num_blocks,
           .block_size = cache_spec().block_size,
           .windows = cache_spec().windows,
-          .num_slots = cache_spec().num_slots,
+          .num_slots = sequence_states_.num_slots(),
           .vocab = model_->info().vocab,
           .model_context = model_->info().max_positions,
           .max_penalized_tokens = max_penalized_tokens(),
@@ -298,11 +298,11 @@ int64_t InferEngine::max_penalized_tokens() const {
          (max_batch_size() + most_drafts(options_, plan_)) * pairs_beside_penalties(model_->info().vocab);
 }
 
-std::string InferEngine::why_no_speculation() const {
-  if (cache_spec().num_slots == 0) return {};
+std::string InferEngine::why_no_return() const {
+  if (sequence_states_.num_slots() == 0 || sequence_states_.has_second_copies()) return {};
   return fmt::format(
-      "{} has states per sequence, which a step overwrites and nothing leads back from; proposed tokens that are "
-      "not taken could not be forgotten",
+      "{} has states per sequence, which a step overwrites, and of which the engine has no second copy; its "
+      "draft_tokens are 0",
       model_->info().architecture);
 }
 

@@ -44,7 +44,8 @@ struct EngineOptions {
   int64_t max_num_batched_tokens =
       0;                       // most new tokens of one step; longer prompts take several; 0: default_step_tokens
   int64_t max_logit_rows = 0;  // most rows of logits of one step; 0: one per sequence
-  // Most proposed tokens of a sequence in a step (speculation); 0: none. Models with states per sequence take none.
+  // Most proposed tokens of a sequence in a step (speculation); 0: none. Else states per sequence have a second copy,
+  // so that steps may begin again where an earlier one did (StepSequence::may_return).
   int64_t draft_tokens = 0;
   std::vector<std::string> disabled_fusions;
   std::string pack_cache;  // a folder for pack files (models/pack_cache.h) of from_checkpoint; empty: none
@@ -182,8 +183,8 @@ class InferEngine {
   int64_t cache_bytes() const;
   // Whether requests begin with blocks that others have computed; why_no_prefix_caching() says when they do not.
   bool reuses_prefixes() const;
-  // Why steps take no proposed tokens, for people; empty: they may.
-  std::string why_no_speculation() const;
+  // Why no step leads back to where it began, as proposed tokens want it, for people; empty: it does.
+  std::string why_no_return() const;
   // The states per sequence, to be copied and restored between steps. Throws Unsupported where they are divided over
   // several ranks.
   SequenceStates& sequence_states();
@@ -263,6 +264,7 @@ class InferEngine {
   void fill_in_tokens(const InFlight& step);
   InFlight& in_flight(int64_t number) { return steps_[static_cast<size_t>(number % kMostSubmitted)]; }
   int64_t max_penalized_tokens() const;
+  SequenceStates::Preparation state_preparation(const StepSequence& sequence) const;
   void name_values();
 
   std::shared_ptr<const models::Model> model_;
@@ -297,9 +299,11 @@ class InferEngine {
   Output output_;
 };
 
-// The whole life of a rank other than 0: makes an engine with the cache that rank 0 states whenever that makes one, and
-// follows it. Ends with RankFailed when rank 0 has left. `make` gives the engine these `ranks`.
-void follow_engines(const std::shared_ptr<Communicator>& ranks, const std::shared_ptr<Device>& device,
-                    const std::function<std::unique_ptr<InferEngine>(const CacheConfig&)>& make);
+// The whole life of a rank other than 0: makes an engine with the cache and the draft_tokens that rank 0 states
+// whenever that makes one, and follows it. Ends with RankFailed when rank 0 has left. `make` gives the engine these
+// `ranks`.
+void follow_engines(
+    const std::shared_ptr<Communicator>& ranks, const std::shared_ptr<Device>& device,
+    const std::function<std::unique_ptr<InferEngine>(const CacheConfig& cache, int64_t draft_tokens)>& make);
 
 }  // namespace eadem::engine

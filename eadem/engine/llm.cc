@@ -94,7 +94,7 @@ LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const En
   fitted.draft_tokens = std::max(options.draft_tokens, speculation.room());
   // Ranks share the machine's memory.
   fitted.cache =
-      fit_cache(cache_request(checkpoint_, *device, options), device->memory().free_bytes / options.num_ranks(), log);
+      fit_cache(cache_request(checkpoint_, *device, fitted), device->memory().free_bytes / options.num_ranks(), log);
   const auto on_progress = [&](int64_t done, int64_t total) {
     if (tokenizer.valid() && tokenizer.wait_for(std::chrono::seconds(0)) == std::future_status::ready) take_tokenizer();
     if (progress) progress(done, total);

@@ -60,8 +60,6 @@ Scheduler::Scheduler(const SchedulerLimits& limits)
               limits.max_batch_size, limits.max_num_batched_tokens);
   EADEM_CHECK(!limits.prefix_caching || (limits.windows.empty() && limits.num_slots == 0),
               "prefix_caching with {} windows and {} slots", limits.windows.size(), limits.num_slots);
-  EADEM_CHECK(limits.max_draft_tokens == 0 || limits.num_slots == 0, "{} proposed tokens of a step with {} slots",
-              limits.max_draft_tokens, limits.num_slots);
   const auto most = static_cast<size_t>(limits.max_batch_size);
   running_.reserve(most);
   plan_.reserve(most);
@@ -173,6 +171,7 @@ void Scheduler::release(Sequence& sequence) {
     cache_.shrink(kept_, sequence.cached);
     cache_.retire_windows(kept_, sequence.cached);
     kept_tokens_ = sequence.cached;
+    kept_returns_to_ = sequence.returns_to;
     if (kept_tokens_ == 0) release_kept();
   } else {
     cache_.release(sequence.blocks);
@@ -211,7 +210,8 @@ std::span<const Draftable> Scheduler::draftable() {
   if (limits_.max_draft_tokens == 0 || !decodes) return draftable_;
   for (const Sequence* s : running_) {
     const int64_t room = room_for_drafts(*s);
-    draftable_.push_back({s->id, s->tokens, &s->request, std::min(limits_.max_draft_tokens, room), room + 1});
+    const int64_t most = std::min(limits_.max_draft_tokens - (s->pending() - 1), room);
+    draftable_.push_back({s->id, s->tokens, &s->request, most, room + 1, s->pending()});
   }
   return draftable_;
 }
@@ -285,13 +285,18 @@ std::span<const StepEvent> Scheduler::commit(const StepResults& results) {
 }
 
 StepEvent Scheduler::commit_sequence(Sequence& sequence, const StepSequence& planned) {
+  const int64_t known = std::ssize(planned.tokens) - planned.drafts;
+  const bool decoded = sequence.state == RequestState::decoding;
+  // Of a request that decodes, the last token alone is new.
+  const int64_t recomputed = decoded ? std::min(known, sequence.pending() - 1) : 0;
   const StepEvent event{.id = sequence.id,
-                        .computed = std::ssize(planned.tokens) - planned.drafts,
+                        .computed = known - recomputed,
                         .proposed = planned.drafts,
+                        .recomputed = recomputed,
                         .reused = std::exchange(sequence.reused, 0),
-                        .decoded = sequence.state == RequestState::decoding};
+                        .decoded = decoded};
   (event.decoded ? decode_tokens_ : prompt_tokens_) += event.computed;
-  sequence.cached += event.computed;
+  sequence.cached += known;
   name_blocks(sequence);
   sequence.drafts.clear();
   proposed_tokens_ += planned.drafts;
@@ -330,6 +335,11 @@ void Scheduler::commit_rows(Sequence& sequence, const StepSequence& planned, Ste
                             const StepResults& results) {
   const auto& tokens = results.tokens;
   const auto drafts = planned.tokens.last(static_cast<size_t>(planned.drafts));
+  size_t accepted = 0;
+  while (accepted < drafts.size() && tokens[accepted] == drafts[accepted]) ++accepted;
+  const bool returns = planned.may_return && accepted < drafts.size();
+  if (returns) sequence.cached = planned.cached;
+  if (planned.may_return) sequence.returns_to = planned.cached;
   for (size_t row = 0;; ++row) {
     if (!tokens.empty()) {
       event.logprob = results.logprobs[row];
@@ -338,11 +348,11 @@ void Scheduler::commit_rows(Sequence& sequence, const StepSequence& planned, Ste
     }
     event.state = sequence.state;
     events_.push_back(event);
-    if (has_ended(sequence.state) || row == drafts.size() || tokens[row] != drafts[row]) return;
+    if (has_ended(sequence.state) || row == accepted) return;
     event = {.id = sequence.id, .computed = 1, .accepted = 1, .decoded = event.decoded};
     ++accepted_tokens_;
     ++decode_tokens_;
-    ++sequence.cached;
+    if (!returns) ++sequence.cached;
     name_blocks(sequence);
   }
 }

@@ -30,7 +30,9 @@
 // decoding sequences alone computes proposed tokens beside theirs, as far as it has room that nobody else needs.
 // commit() takes the tokens that were sampled behind accepted ones: as long as what was sampled is what was proposed.
 // What is sampled depends on the tokens before it, the seed and the position alone, so that a request has the same
-// tokens whatever is proposed. The others are forgotten: no block is named for them, none is kept.
+// tokens whatever is proposed. The others are forgotten: no block is named for them, none is kept. States per sequence
+// have seen them, and go back to where the step began (StepSequence::may_return): the request's next step computes the
+// tokens that were taken once more, before the one that is new.
 //
 // One thread at a time may use a scheduler, except for check(), which any thread may call.
 #pragma once
@@ -78,6 +80,7 @@ struct StepEvent {
   int64_t computed = 0;                        // tokens of the request that the step added to the cache
   int64_t proposed = 0;                        // in the first event of a step: proposed tokens that it computed
   int64_t accepted = 0;                        // in each further one: 1, as the token before it was proposed
+  int64_t recomputed = 0;                      // in the first one: tokens that a step had computed before
   int64_t reused = 0;                          // in the request's first step: tokens that the cache held already
   bool decoded = false;                        // the step fed back a sampled token; otherwise it read from the prompt
   bool sampled = false;                        // token and logprob are set
@@ -122,8 +125,9 @@ struct Draftable {
   RequestId id = 0;
   std::span<const int32_t> tokens;  // of prompt and answer
   const GenerationRequest* request = nullptr;
-  int64_t most = 0;  // proposed tokens, at most
-  int64_t left = 0;  // tokens that the answer may still have
+  int64_t most = 0;     // proposed tokens, at most
+  int64_t left = 0;     // tokens that the answer may still have
+  int64_t pending = 1;  // tokens that its next step computes in any case: more than one after wrong ones
 };
 
 class Scheduler {
@@ -193,6 +197,7 @@ class Scheduler {
     std::vector<int32_t> tokens;   // prompt and sampled tokens
     int64_t cached = 0;            // how many of them are in the cache
     int64_t reused = 0;            // how many were there at the start; 0 once that was reported
+    int64_t returns_to = 0;        // tokens that its states may go back to, besides where they stand
     bool has_started = false;      // once at least
     SequenceBlocks blocks;         // its rows or blocks in the cache
     std::vector<BlockHash> names;  // of its first full blocks, as far as they were asked for
@@ -265,6 +270,7 @@ class Scheduler {
   std::vector<Sequence*> running_;                                      // in order when a plan is made
   SequenceBlocks kept_;             // of the kept sequence; the cache knows which tokens they hold
   int64_t kept_tokens_ = 0;         // how many they are
+  int64_t kept_returns_to_ = 0;     // Sequence::returns_to
   std::vector<StepSequence> plan_;  // reused, like the next three
   std::vector<RequestId> planned_;
   std::vector<Sequence*> places_;  // the planned sequences

@@ -52,10 +52,12 @@ Scheduler::Start Scheduler::find_start(Sequence& sequence, const CacheContents& 
   if (!sequence.request.keep || kept_.all.empty()) return start;
   // The blocks may hold tokens that were proposed and not taken.
   const int64_t common = std::min(kept_tokens_, cache.common_prefix(kept_.all, tokens));
-  const int64_t known = cache_.writable_tokens(kept_, common);
-  // States per sequence lead nowhere but to the position that they stand at.
-  const bool resumes = cache_.holds_windows(kept_, known) && (limits_.num_slots == 0 || known == kept_tokens_);
-  if (resumes && known > start.shared_blocks * limits_.block_size) return {.kept_tokens = known};
+  int64_t known = cache_.writable_tokens(kept_, common);
+  // States per sequence lead nowhere but to where they stand, and to where the last proposed tokens began: an answer
+  // may have ended before the last of these.
+  if (limits_.num_slots > 0 && known < kept_tokens_) known = kept_returns_to_ <= known ? kept_returns_to_ : 0;
+  if (cache_.holds_windows(kept_, known) && known > start.shared_blocks * limits_.block_size)
+    return {.kept_tokens = known};
   return start;
 }
 
@@ -104,6 +106,7 @@ void Scheduler::start(Sequence& sequence, const Start& start) {
     cache_.make_writable(kept_, start.kept_tokens);
     cache_.move(sequence.blocks, kept_, start.kept_tokens);
     sequence.cached = start.kept_tokens;
+    sequence.returns_to = kept_returns_to_;
     kept_tokens_ = 0;
     cache_.retire_windows(sequence.blocks, sequence.cached);
   } else {
@@ -132,7 +135,7 @@ void Scheduler::start(Sequence& sequence, const Start& start) {
 void Scheduler::preempt(Sequence& sequence) {
   std::erase(running_, &sequence);
   cache_.release(sequence.blocks);
-  sequence.cached = 0;
+  sequence.cached = sequence.returns_to = 0;
   move_to(sequence, RequestState::preempted);
   wait(sequence);
   ++counters_.preemptions;
@@ -184,10 +187,11 @@ void Scheduler::forget_plan(bool committed) {
   for (size_t i = 0; i < places_.size(); ++i) {
     Sequence* const s = places_[i];
     if (s->state >= RequestState::finished) continue;
-    if (plan_[i].drafts > 0) cache_.shrink(s->blocks, s->cached);
+    // The last token gets its place with the next plan, unless it begins again.
+    if (plan_[i].drafts > 0) cache_.shrink(s->blocks, std::ssize(s->tokens) - (committed ? 1 : 0));
     // A step that was given up may have overwritten the state of its sequence, which begins again then.
     if (!committed && limits_.num_slots > 0) {
-      s->cached = 0;
+      s->cached = s->returns_to = 0;
       move_to(*s, RequestState::prefilling);
     }
     cache_.retire_windows(s->blocks, s->cached);
@@ -216,7 +220,7 @@ std::span<const StepSequence> Scheduler::plan(const CacheContents& cache) {
   // Decoding sequences go first, so that a long prompt beside them does not make them wait.
   for (size_t place = 0; place < running_.size(); ++place) {
     Sequence& s = *running_[place];
-    if (s.state == RequestState::decoding && grow(s)) budget -= plan_sequence(s, budget);
+    if (s.state == RequestState::decoding && grow(s) && budget > 0) budget -= plan_sequence(s, budget);
   }
   for (size_t place = 0; place < running_.size() && budget > 0; ++place)
     if (running_[place]->state == RequestState::prefilling) budget -= plan_sequence(*running_[place], budget);
@@ -236,6 +240,14 @@ void Scheduler::plan_drafts(int64_t budget) {
   const auto decodes = [](const Sequence* s) { return s->state == RequestState::decoding; };
   if (!std::all_of(places_.begin(), places_.end(), decodes)) return;
   int64_t left = std::min(budget, limits_.max_draft_tokens);
+  // Wrong ones make the next step compute again what this one did. It must have room for that, and for whom this one
+  // left out; and tokens that are computed again take the room of proposed ones, so that they do not grow without end.
+  if (limits_.num_slots > 0) {
+    int64_t pending = 0, again = 0;
+    for (const Sequence* s : running_) pending += s->pending();
+    for (const Sequence* s : places_) again += s->pending() - 1;
+    left = std::min(limits_.max_num_batched_tokens - pending, limits_.max_draft_tokens - again);
+  }
   for (size_t i = 0; i < places_.size(); ++i) {
     Sequence& s = *places_[i];
     const int64_t tokens = std::ssize(s.tokens);
@@ -248,13 +260,14 @@ void Scheduler::plan_drafts(int64_t budget) {
     }
     if (count <= 0) continue;
     left -= count;
-    s.fed.assign(1, s.tokens.back());
+    s.fed.assign(s.tokens.begin() + s.cached, s.tokens.end());
     s.fed.insert(s.fed.end(), s.drafts.begin(), s.drafts.begin() + count);
     cache_.extend(s.blocks, tokens + count);
     cache_.extend_windows(s.blocks, tokens + count);
     plan_[i].tokens = s.fed;
     plan_[i].blocks = s.blocks.all;
     plan_[i].drafts = count;
+    plan_[i].may_return = limits_.num_slots > 0;
   }
 }
 

@@ -189,6 +189,8 @@ void InferEngine::check_sequence(size_t index, const StepSequence& sequence) con
     if (block < 0 || block >= cache_spec().num_blocks)
       throw InvalidArgument("sequence {} names block {}; there are {}", index, block, cache_spec().num_blocks);
   if (sequence.drafts != 0) check_drafts(index, sequence);
+  if (const std::string reason = sequence.may_return ? why_no_return() : ""; !reason.empty())
+    throw Unsupported("sequence {} wants to begin behind {} tokens again: {}", index, cached, reason);
   for (size_t t = 0; t < sequence.positions.size(); ++t)
     if (sequence.positions[t] < 0 || sequence.positions[t] >= model_->info().max_positions)
       throw InvalidArgument("token {} of sequence {} has position {}; the model's context is {} tokens", t, index,
@@ -209,8 +211,6 @@ void InferEngine::check_drafts(size_t index, const StepSequence& sequence) const
   if (sequence.drafts < 0 || sequence.drafts >= std::ssize(sequence.tokens) || !sequence.samples)
     throw InvalidArgument("sequence {} has {} proposed tokens among {} new ones{}; they follow one that is none", index,
                           sequence.drafts, sequence.tokens.size(), sequence.samples ? "" : ", and does not sample");
-  if (const std::string reason = why_no_speculation(); !reason.empty())
-    throw Unsupported("sequence {} has {} proposed tokens: {}", index, sequence.drafts, reason);
 }
 
 // A sequence whose token is that of a row of the step before.
@@ -311,13 +311,17 @@ const StepProgram& InferEngine::program_for(Plan plan, bool all_logits, int64_t 
   return filled_up != nullptr ? *filled_up : programs_->program_for(tokens, logit_rows);
 }
 
+SequenceStates::Preparation InferEngine::state_preparation(const StepSequence& sequence) const {
+  return sequence_states_.preparation(sequence.state_slot, sequence.blocks[0], sequence.cached, sequence.may_return);
+}
+
 // Forgets the tokens that the step will overwrite: they are lost even if the step does not come to its end.
 void InferEngine::before_writing(Plan plan) {
   for (const StepSequence& s : plan) {
     contents_.truncate(s.used_blocks(cache_spec().block_size), s.cached);
     for (size_t g = 0; g < window_contents_.size(); ++g)
       window_contents_[g].truncate(s.windows[g], s.cached, s.cached + std::ssize(s.tokens));
-    if (cache_spec().num_slots > 0) sequence_states_.begin(s.state_slot, s.cached);
+    if (cache_spec().num_slots > 0) sequence_states_.begin(state_preparation(s), s.blocks[0], s.cached);
   }
 }
 

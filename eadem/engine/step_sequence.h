@@ -44,6 +44,8 @@ struct StepSequence {
   // The tables of the cache groups with a window, alike: kNoBlock, or anything, where no token of the step looks.
   std::span<const std::vector<int32_t>> windows = {};
   int32_t state_slot = 0;  // of its states per sequence, where the model has any
+  // Where the model has any: a later step may begin behind `cached` tokens again, as if this one had not been.
+  bool may_return = false;
   SamplingInput sampling;
   std::span<const TokenBias> biases;  // at most kMaxBiases; those of one token do not overlap
   // Decode: >= 0 is the row of logits of the step before whose sampled token is the only new token. `tokens` has one

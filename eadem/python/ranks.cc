@@ -101,8 +101,9 @@ void follow(const EngineArguments& arguments, const std::shared_ptr<Communicator
   options.ranks = ranks;
   const models::Checkpoint checkpoint = checkpoint_of(arguments);
   const std::shared_ptr<Device> device = open_rank(arguments, ranks->rank());
-  engine::follow_engines(ranks, device, [&](const engine::CacheConfig& cache) {
+  engine::follow_engines(ranks, device, [&](const engine::CacheConfig& cache, int64_t draft_tokens) {
     options.cache = cache;
+    options.draft_tokens = draft_tokens;
     return make_engine(checkpoint, device, options);
   });
 }

@@ -118,9 +118,8 @@ class Run(ProgramTest):
         self.assertFalse(json.loads(self.done("inspect", STORIES, "--json").out)["mtp"])
         self.assertIn("model.layers.2: --speculate mtp", self.done("inspect", self.folder).out)
         recurrent = json.loads(self.done("inspect", GOLDEN / "qwen3_next_mtp", "--json").out)
-        self.assertEqual((recurrent["mtp"], recurrent["mtp_head"]), (False, "mtp"))
-        self.assertIn("mtp: not for --speculate, since the model has states per sequence",
-                      self.done("inspect", GOLDEN / "qwen3_next_mtp").out)
+        self.assertEqual((recurrent["mtp"], recurrent["mtp_head"]), (True, "mtp"))
+        self.assertIn("mtp: --speculate mtp", self.done("inspect", GOLDEN / "qwen3_next_mtp").out)
         for sampling in (["--temperature", "0"], ["--temperature", "0.8", "--seed", "5"]):
             run = ["run", self.folder, "-p", "Hello there", "-n", "60", "--ignore-eos", "--json", *sampling]
             plain, result = (json.loads(self.done(*run, *more).out) for more in ([], ["--speculate", "mtp"]))

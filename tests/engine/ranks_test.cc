@@ -13,6 +13,7 @@
 #include "eadem/distributed/forked_ranks.h"
 #include "eadem/engine/llm.h"
 #include "tests/engine/engine_helpers.h"
+#include "tests/engine/speculation/speculating_loop.h"
 #include "tests/support/refusal.h"
 
 namespace eadem::engine {
@@ -43,9 +44,10 @@ Make from(const std::string& model) {
 std::unique_ptr<ForkedRanks> fork_ranks(int size, const Make& make, distributed::ProcessGroupOptions limits = {}) {
   const auto body = [&](const std::shared_ptr<Communicator>& ranks) {
     const auto device = one_thread();
-    follow_engines(ranks, device, [&](const CacheConfig& cache) {
+    follow_engines(ranks, device, [&](const CacheConfig& cache, int64_t draft_tokens) {
       EngineOptions options = accurate();
       options.cache = cache;
+      options.draft_tokens = draft_tokens;
       options.ranks = ranks;
       return make(device, options);
     });
@@ -216,6 +218,29 @@ TEST(Ranks, DividedExpertsTakeCommandsAndRefuseModelsWithoutExperts) {
   const auto ranks = fork_ranks(2, dense);
   EXPECT_HAS(test::refusal([&] { dense(one_thread(), on(*ranks)); }),
              "InvalidArgument: 2 ranks to divide experts; the model has none");
+}
+
+// States per sequence go back on every rank, whether these divide them or each has all of them.
+TEST(Ranks, ProposedTokensChangeNoToken) {
+  for (const MeshAxis divide : {MeshAxis::tp, MeshAxis::ep}) {
+    const Make make = [&](const std::shared_ptr<Device>& device, EngineOptions options) {
+      options.divide = divide;
+      return from(golden("qwen3_next_all"))(device, options);
+    };
+    const auto one = make(one_thread(), accurate());
+    const std::vector<GenerationRequest> requests = {{.prompt = tokens_of(9, 64, 1), .max_tokens = 20},
+                                                     {.prompt = tokens_of(5, 64, 2), .max_tokens = 20}};
+    const SpeculatingRun plain = run_requests(*one, requests);
+    const auto ranks = fork_ranks(2, make);
+    EngineOptions speculating = on(*ranks);
+    speculating.draft_tokens = 4;
+    const auto engine = make(one_thread(), speculating);
+    const SpeculatingRun run = run_requests(*engine, requests, from_answers(plain.answers, 4, 63));
+    for (size_t i = 0; i < requests.size(); ++i) EXPECT_EQ(run.answers[i].tokens, plain.answers[i].tokens) << i;
+    EXPECT_GT(run.accepted, 10);
+    EXPECT_GT(run.proposed, run.accepted);
+    EXPECT_LT(run.steps, plain.steps);
+  }
 }
 
 TEST(Ranks, TellStoriesToSeveralCallers) {

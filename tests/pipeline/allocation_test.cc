@@ -136,7 +136,7 @@ TEST(Allocation, StepsOfDividedExpertsAllocateNothing) {
   std::thread other([&] {
     const auto device = open_device("cpu", {.num_threads = 1});
     try {
-      follow_engines(group.communicator(1), device, [&](const CacheConfig&) { return make(1, device); });
+      follow_engines(group.communicator(1), device, [&](const CacheConfig&, int64_t) { return make(1, device); });
     } catch (const RankFailed& error) {
       EXPECT_STREQ(error.what(), "the end");
     }

@@ -46,7 +46,7 @@ struct PagedDemand {
     require_count("block_size", block_size, 1);
     require_count("max_batch_size", batch, 1);
     all_sequences = batch * ceil_div(longest, block_size);
-    slot_bytes = batch * request.bytes.per_sequence;
+    slot_bytes = batch * request.slots_per_sequence * request.bytes.per_sequence;
     const int64_t step_tokens = std::max(request.max_num_batched_tokens, batch);
     for (const auto& [window, bytes] : request.bytes.windows)
       if (window >= longest)
@@ -83,7 +83,7 @@ CachePlan plan_static(const StaticKVCacheConfig& config, const CachePlanRequest&
   require_count("max_batch_size", config.max_batch_size, 1);
   const int64_t length = longest_of(config.max_cache_len, request);
   CachePlan plan{{CacheLayout::contiguous, config.max_batch_size, length}, config.max_batch_size, length};
-  if (request.bytes.per_sequence > 0) plan.spec.num_slots = plan.max_batch;
+  if (request.bytes.per_sequence > 0) plan.spec.num_slots = plan.max_batch * request.slots_per_sequence;
   return plan;
 }
 
@@ -104,7 +104,7 @@ CachePlan plan_paged(const PagedKVCacheConfig& config, const CachePlanRequest& r
                  std::min(demand.longest, num_blocks * demand.block_size)};
   for (const PagedDemand::Window& each : demand.windows)
     plan.spec.windows.push_back({each.window, std::min(num_blocks, each.blocks)});
-  if (request.bytes.per_sequence > 0) plan.spec.num_slots = demand.batch;
+  if (request.bytes.per_sequence > 0) plan.spec.num_slots = demand.batch * request.slots_per_sequence;
   return plan;
 }
 

@@ -47,6 +47,7 @@ struct CachePlanRequest {
   int64_t default_context = 0;  // tokens of a cache that states none; 0: context
   int64_t block_size = 0;       // of a paged cache that states none: then the next multiple of the rows' stride
   int64_t max_num_batched_tokens = 0;
+  int64_t slots_per_sequence = 1;  // of states per sequence; 2: each has a second copy (SequenceStates)
 };
 
 // A window group gets window_blocks() blocks, or as many as group 0 if that is less; group 0 gets the rest of

@@ -27,7 +27,7 @@ std::string fitting_cache(const CachePlanRequest& request, const CachePlan& plan
     return fmt::format("max_kv_memory_bytes of {} would fit", bytes);
   }
   for (int64_t batch = plan.max_batch; batch >= 1; batch /= 2) {
-    const int64_t length = (bytes / batch - request.bytes.per_sequence) / per_token;
+    const int64_t length = (bytes / batch - request.slots_per_sequence * request.bytes.per_sequence) / per_token;
     if (length >= 1)
       return fmt::format("max_cache_len {} with max_batch_size {} would fit", std::min(length, request.context), batch);
   }

@@ -9,16 +9,28 @@ namespace eadem::engine {
 
 SequenceStates::SequenceStates(std::shared_ptr<Device> device, int64_t num_slots, std::vector<TensorView> states)
     : device_(std::move(device)), states_(std::move(states)), slots_(static_cast<size_t>(num_slots)) {
-  for (const TensorView& state : states_)
-    EADEM_CHECK(state.is_contiguous() && state.encoding == nullptr && state.shape[0] == num_slots,
+  for (const TensorView& state : states_) {
+    const int64_t rows = states_.front().shape[0];
+    EADEM_CHECK(state.is_contiguous() && state.encoding == nullptr && state.shape[0] == rows &&
+                    (rows == num_slots || rows == 2 * num_slots),
                 "state {} for {} slots", to_string(state), num_slots);
+  }
 }
 
 template <typename F>
 void SequenceStates::for_each_row(int32_t slot, F&& function) const {
   for (const TensorView& state : states_) {
-    const int64_t bytes = state.size_bytes() / num_slots();
+    const int64_t bytes = state.size_bytes() / state.shape[0];
     function(static_cast<std::byte*>(state.data) + slot * bytes, bytes);
+  }
+}
+
+void SequenceStates::copy_rows(int64_t to, int64_t from) {
+  if (to == from) return;
+  for (const TensorView& state : states_) {
+    const int64_t bytes = state.size_bytes() / state.shape[0];
+    auto* const rows = static_cast<std::byte*>(state.data);
+    device_->copy(rows + to * bytes, rows + from * bytes, bytes);
   }
 }
 
@@ -30,7 +42,7 @@ SequenceStates::Slot& SequenceStates::at(int32_t slot) {
 
 int64_t SequenceStates::bytes_per_slot() const {
   int64_t total = 0;
-  for (const TensorView& state : states_) total += state.size_bytes() / num_slots();
+  for (const TensorView& state : states_) total += state.size_bytes() / state.shape[0];
   return total;
 }
 
@@ -44,17 +56,13 @@ void SequenceStates::reset_all() {
 }
 
 void SequenceStates::copy(int32_t to, int32_t from) {
-  const Slot source = at(from);
-  at(to) = {source.tokens, source.first_block, at(to).used_in};
-  for (const TensorView& state : states_) {
-    const int64_t bytes = state.size_bytes() / num_slots();
-    auto* const rows = static_cast<std::byte*>(state.data);
-    if (to != from) device_->copy(rows + to * bytes, rows + from * bytes, bytes);
-  }
+  const Place source = at(from).place;
+  at(to) = {.place = source, .used_in = at(to).used_in};
+  copy_rows(to, from);
 }
 
 SequenceStates::Snapshot SequenceStates::save(int32_t slot) const {
-  const Slot& source = const_cast<SequenceStates*>(this)->at(slot);
+  const Place& source = const_cast<SequenceStates*>(this)->at(slot).place;
   if (source.tokens == kUnknown) throw InvalidArgument("slot {} holds what a step left that did not end", slot);
   Snapshot snapshot{source.tokens, std::vector<std::byte>(static_cast<size_t>(bytes_per_slot())), source.first_block};
   std::byte* host = snapshot.rows.data();
@@ -72,30 +80,47 @@ void SequenceStates::restore(int32_t slot, const Snapshot& snapshot) {
   for_each_row(slot, [&](std::byte* row, int64_t bytes) {
     device_->copy_from_host(row, std::exchange(host, host + bytes), bytes);
   });
-  target = {snapshot.tokens, snapshot.first_block, target.used_in};
+  target = {.place = {snapshot.tokens, snapshot.first_block}, .used_in = target.used_in};
 }
 
 void SequenceStates::check(int64_t sequence, int32_t slot, int32_t first_block, int64_t cached) {
   Slot& used = at(slot);
   if (used.used_in == step_) throw InvalidArgument("slot {} is used twice, by sequence {}", slot, sequence);
   used.used_in = step_;
-  if (cached == 0) return;
-  if (used.tokens == kUnknown)
+  if (cached == 0 || used.kept.is(first_block, cached)) return;
+  if (used.place.tokens == kUnknown)
     throw InvalidArgument("sequence {}: slot {} holds what a step left that did not end; begin at its first token",
                           sequence, slot);
-  if (used.tokens != cached || used.first_block != first_block)
+  if (!used.place.is(first_block, cached))
     throw InvalidArgument("sequence {} has {} cached tokens; slot {} holds the state after {} tokens{}", sequence,
-                          cached, slot, used.tokens, used.first_block == first_block ? "" : " of another one");
+                          cached, slot, used.place.tokens,
+                          used.place.first_block == first_block ? "" : " of another one");
 }
 
-void SequenceStates::begin(int32_t slot, int64_t cached) {
-  if (cached == 0) reset(slot);
-  at(slot).tokens = kUnknown;
+SequenceStates::Preparation SequenceStates::preparation(int32_t slot, int32_t first_block, int64_t cached,
+                                                        bool keeps) const {
+  const Slot& used = slots_[static_cast<size_t>(slot)];
+  if (cached == 0) return {.slot = slot, .resets = true};  // where any step may begin
+  return {.slot = slot,
+          .returns = !used.place.is(first_block, cached),
+          .keeps = keeps && !used.kept.is(first_block, cached)};
 }
 
-void SequenceStates::end(int32_t slot, int32_t first_block, int64_t tokens) {
-  at(slot).tokens = tokens;
-  at(slot).first_block = first_block;
+void SequenceStates::prepare(const Preparation& preparation) {
+  const auto [slot, resets, returns, keeps] = preparation;
+  EADEM_CHECK(!(returns || keeps) || has_second_copies(), "slot {} has no second copy", slot);
+  if (resets) reset(slot);
+  if (returns) copy_rows(slot, num_slots() + slot);
+  if (keeps) copy_rows(num_slots() + slot, slot);
 }
+
+void SequenceStates::begin(const Preparation& preparation, int32_t first_block, int64_t cached) {
+  prepare(preparation);
+  Slot& used = at(preparation.slot);
+  if (preparation.keeps) used.kept = {cached, first_block};
+  used.place.tokens = kUnknown;
+}
+
+void SequenceStates::end(int32_t slot, int32_t first_block, int64_t tokens) { at(slot).place = {tokens, first_block}; }
 
 }  // namespace eadem::engine

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SequenceStates: the states per sequence of an engine, a slot for each sequence: recurrent and convolution states. A
-// step overwrites a slot's rows, so that they are those of one position, and nothing leads back but a snapshot.
+// step overwrites a slot's rows, so that they are those of one position, and nothing leads back but a snapshot, or a
+// second copy that keeps an earlier position: a step may begin there again, so that proposed tokens can be forgotten.
 //
 // One thread at a time may use it. Work on the device is ordered with steps.
 #pragma once
@@ -25,11 +26,13 @@ class SequenceStates {
   };
 
   SequenceStates() = default;
-  // `states`: [num_slots, …], contiguous and plain, of the device and outliving this object. All slots are empty.
+  // `states`: [num_slots, …], or [2 * num_slots, …] if each slot has a second copy; contiguous and plain, of the device
+  // and outliving this object. All slots are empty.
   SequenceStates(std::shared_ptr<Device> device, int64_t num_slots, std::vector<TensorView> states);
 
   int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
-  int64_t bytes_per_slot() const;
+  int64_t bytes_per_slot() const;  // without a second copy
+  bool has_second_copies() const { return num_slots() > 0 && states_.front().shape[0] == 2 * num_slots(); }
 
   // Zeros: the state of a sequence without tokens.
   void reset(int32_t slot);
@@ -43,24 +46,42 @@ class SequenceStates {
 
   // --- Steps. `first_block` tells sequences apart.
   void begin_step() { ++step_; }
-  // Throws InvalidArgument unless the slot holds what `cached` tokens of that sequence left, or cached is 0, and no
-  // other sequence of the step uses it.
+  // Throws InvalidArgument unless the slot or its second copy holds what `cached` tokens of that sequence left, or
+  // cached is 0, and no other sequence of the step uses it.
   void check(int64_t sequence, int32_t slot, int32_t first_block, int64_t cached);
-  // Resets the slot where cached is 0. Until end() it holds nothing.
-  void begin(int32_t slot, int64_t cached);
+  // What happens to a slot before a step that passed check() overwrites it.
+  struct Preparation {
+    int32_t slot = -1;
+    bool resets = false;   // its sequence begins
+    bool returns = false;  // it becomes its second copy
+    bool keeps = false;    // its second copy becomes what it is then
+  };
+  // With `keeps`, which needs second copies, a later step may begin behind `cached` tokens again.
+  Preparation preparation(int32_t slot, int32_t first_block, int64_t cached, bool keeps) const;
+  void prepare(const Preparation& preparation);
+  // From here to end() the slot holds nothing; its second copy stays.
+  void begin(const Preparation& preparation, int32_t first_block, int64_t cached);
   void end(int32_t slot, int32_t first_block, int64_t tokens);
 
  private:
   static constexpr int64_t kUnknown = -1;
-  struct Slot {
+  // Tokens of a sequence that some rows stand for.
+  struct Place {
     int64_t tokens = 0;
     int32_t first_block = -1;
-    int64_t used_in = 0;  // the last step
+
+    bool is(int32_t block, int64_t count) const { return tokens == count && first_block == block; }
+  };
+  struct Slot {
+    Place place;
+    Place kept = {kUnknown, -1};  // of the second copy
+    int64_t used_in = 0;          // the last step
   };
   // Calls function(row of the slot, bytes) for every state.
   template <typename F>
   void for_each_row(int32_t slot, F&& function) const;
   Slot& at(int32_t slot);
+  void copy_rows(int64_t to, int64_t from);
 
   std::shared_ptr<Device> device_;
   std::vector<TensorView> states_;

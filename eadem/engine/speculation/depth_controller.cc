@@ -2,13 +2,15 @@
 #include "eadem/engine/speculation/depth_controller.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace eadem::engine {
 
 namespace {
 
 constexpr double kAllowed = 0.02;     // share of the time that may be lost
-constexpr double kFirstSteps = 2;     // and the plain steps that may be lost at the beginning
+constexpr double kFirstSteps = 2;     // and the plain steps that may be lost at the beginning,
+constexpr double kFirstAgain = 1;     // and one more where what is wrong costs twice
 constexpr double kMostSaved = 64;     // plain steps
 constexpr double kWorthwhile = 1.02;  // tokens a second, against a plain step's; less is noise
 constexpr double kRemembers = 0.9;    // of a request's history with each step
@@ -30,16 +32,20 @@ double DepthController::proposal_seconds(int64_t sequences) const {
   return proposal_seconds_ > 0 ? proposal_seconds_ : assumed_cost_ * costs_.plain(sequences);
 }
 
-// The most that a step can lose: nothing is accepted, and rows that were never measured take as long as plain ones.
+// The most that a step can lose: nothing is accepted, and rows that were never measured take as long as plain ones. The
+// next step may have to compute as many again.
 double DepthController::loss(int64_t sequences, int64_t drafts, int64_t deepest) const {
-  return costs_.worst(sequences, sequences + drafts) - costs_.plain(sequences) +
-         proposal_seconds(sequences) * (static_cast<double>(deepest) + backlog_);
+  const double rows = costs_.worst(sequences, pending_ + drafts) - costs_.plain(sequences);
+  return (recomputes_ ? 2 * rows : rows) + proposal_seconds(sequences) * (static_cast<double>(deepest) + backlog_);
 }
 
 std::span<const int64_t> DepthController::choose(std::span<const Sequence> sequences, int64_t most_drafts) {
   depths_.assign(sequences.size(), 0);
   const auto count = std::ssize(sequences);
   if (!costs_.knows_plain(count) || since_plain_ >= kPlainEvery) return depths_;
+  pending_ = 0;
+  for (const Sequence& each : sequences) pending_ += each.pending;
+  most_drafts -= pending_ - count;
   drop_unaffordable(sequences);
   choose_depths(sequences, most_drafts);
   for (size_t i = 0; i < sequences.size(); ++i)
@@ -71,21 +77,26 @@ void DepthController::choose_depths(std::span<const Sequence> sequences, int64_t
   const auto count = std::ssize(sequences);
   acceptances_.clear();
   for (const Sequence& each : sequences) acceptances_.push_back(acceptance(each.id));
-  next_ = acceptances_;  // the chance that the next proposed token of each is accepted
+  reached_.assign(sequences.size(), 1);  // the chance that all proposed tokens of each are accepted
   tried_.assign(sequences.size(), 0);
-  double tokens = static_cast<double>(count), best = kWorthwhile * tokens / costs_.plain(count);
+  double tokens = static_cast<double>(count), best = kWorthwhile * tokens / costs_.expected(count, pending_);
+  double again = 0;  // tokens that the next step computes again, to be expected
   int64_t deepest = 0;
   for (int64_t drafts = 1; drafts <= most_drafts; ++drafts) {
     size_t chosen = sequences.size();
+    const auto next = [&](size_t i) { return reached_[i] * acceptances_[i]; };
     for (size_t i = 0; i < sequences.size(); ++i)
-      if (tried_[i] < most_[i] && (chosen == sequences.size() || next_[i] > next_[chosen])) chosen = i;
+      if (tried_[i] < most_[i] && (chosen == sequences.size() || next(i) > next(chosen))) chosen = i;
     if (chosen == sequences.size()) return;
-    tokens += next_[chosen];
-    next_[chosen] *= acceptances_[chosen];
+    tokens += next(chosen);
+    // Those before it are computed again if it is the first wrong one.
+    again += (reached_[chosen] - next(chosen)) * static_cast<double>(sequences[chosen].pending + tried_[chosen]);
+    reached_[chosen] = next(chosen);
     deepest = std::max(deepest, ++tried_[chosen]);
     if (loss(count, drafts, deepest) > balance_) return;
-    const double seconds =
-        costs_.expected(count, count + drafts) + proposal_seconds(count) * static_cast<double>(deepest);
+    double seconds = costs_.expected(count, pending_ + drafts) + proposal_seconds(count) * static_cast<double>(deepest);
+    if (recomputes_)
+      seconds += costs_.expected(count, count + static_cast<int64_t>(std::ceil(again))) - costs_.plain(count);
     if (tokens / seconds <= best) continue;
     best = tokens / seconds;
     depths_ = tried_;
@@ -127,9 +138,9 @@ void DepthController::observe_proposal(double seconds) {
 
 void DepthController::observe_step(std::span<const Outcome> outcomes, double seconds) {
   const auto sequences = std::ssize(outcomes);
-  int64_t drafts = 0, tokens = sequences;
+  int64_t rows = sequences, tokens = sequences;
   for (const Outcome& each : outcomes) {
-    drafts += each.proposed;
+    rows += each.proposed + each.recomputed;
     tokens += each.accepted;
     History& history = histories_[each.id];
     if (each.proposed == 0) {
@@ -145,21 +156,27 @@ void DepthController::observe_step(std::span<const Outcome> outcomes, double sec
     all_accepted_ = kAllRemember * all_accepted_ + accepted;
     history.idle = 0;
   }
-  costs_.observe(sequences, sequences + drafts, seconds);
-  since_plain_ = drafts > 0 ? since_plain_ + 1 : 0;
-  account(sequences, drafts, tokens);
+  costs_.observe(sequences, rows, seconds);
+  since_plain_ = rows > sequences ? since_plain_ + 1 : 0;
+  account(sequences, rows, tokens, seconds);
 }
 
-void DepthController::observe_prompt(double seconds) { balance_ += kAllowed * seconds; }
+void DepthController::observe_prompt(double seconds, double recomputed_share) {
+  balance_ += (kAllowed - recomputed_share) * seconds;
+}
 
 // Counts a step: what plain steps take for its tokens, against what it took.
-void DepthController::account(int64_t sequences, int64_t drafts, int64_t tokens) {
-  if (!costs_.knows_plain(sequences)) return;
+void DepthController::account(int64_t sequences, int64_t rows, int64_t tokens, double seconds) {
+  if (!costs_.knows_plain(sequences)) {
+    // Computed again, before a plain step of so many was seen: rows take equal parts of it at most.
+    balance_ -= seconds * static_cast<double>(rows - sequences) / static_cast<double>(rows);
+    return;
+  }
   const double plain = costs_.plain(sequences);
-  if (!has_begun_) balance_ += kFirstSteps * plain;
+  if (!has_begun_) balance_ += (recomputes_ ? kFirstSteps + kFirstAgain : kFirstSteps) * plain;
   has_begun_ = true;
   const double saved = plain * static_cast<double>(tokens) / static_cast<double>(sequences);
-  balance_ += (1 + kAllowed) * saved - costs_.expected(sequences, sequences + drafts);
+  balance_ += (1 + kAllowed) * saved - costs_.expected(sequences, rows);
   balance_ = std::min(balance_, kMostSaved * plain);
 }
 

@@ -20,6 +20,13 @@
 // at every moment, in times as StepCosts sees them. What was gained is kept up to 64 plain steps, so that losses after
 // a change stay as small.
 //
+// Models with states per sequence lead them back when a proposed token was wrong, and the sequence's next step computes
+// again what it had: it has p > 1 pending tokens, which are rows of any step. A step of depth d, of which k < d tokens
+// were accepted, leaves p + k + 1 pending. So the time of such a step also has what the next one takes longer,
+//   T(B + what is to be computed again, to be expected) - T(B),
+// and it may lose twice what its rows cost more than a plain step, since the next one has at most as many. The account
+// holds three plain steps at the beginning then.
+//
 // Where depth 0 is best, one token is tried again after 16 tokens, then after 32, 64, … 1,024, if the account allows.
 // Every 64th step is a plain one, because its time changes with the length of texts.
 //
@@ -38,17 +45,20 @@ namespace eadem::engine {
 
 class DepthController {
  public:
-  // `assumed_cost`: of proposing a token, in plain steps, until it was measured.
-  DepthController(int64_t most_depth, double assumed_cost) : most_depth_(most_depth), assumed_cost_(assumed_cost) {}
+  // `assumed_cost`: of proposing a token, in plain steps, until it was measured. `recomputes`: wrong tokens make the
+  // next step compute again what this one did.
+  DepthController(int64_t most_depth, double assumed_cost, bool recomputes = false)
+      : most_depth_(most_depth), assumed_cost_(assumed_cost), recomputes_(recomputes) {}
 
   struct Sequence {
     RequestId id = 0;
     int64_t most = 0;     // the cache or the step has room for so many proposed tokens
     int64_t left = 0;     // tokens that the answer may still have
     int64_t backlog = 0;  // tokens that the proposer computes first; one is usual
+    int64_t pending = 1;  // tokens that the step computes in any case
   };
-  // Returns the depth of each sequence of the next step, at most `most_drafts` in all; 0: nothing is proposed. The
-  // result is valid until the next call.
+  // Returns the depth of each sequence of the next step, at most `most_drafts` in all, of which tokens that are
+  // computed again take their part; 0: nothing is proposed. The result is valid until the next call.
   std::span<const int64_t> choose(std::span<const Sequence> sequences, int64_t most_drafts);
   // Proposing what was chosen last took so long.
   void observe_proposal(double seconds);
@@ -57,11 +67,13 @@ class DepthController {
   struct Outcome {
     RequestId id = 0;
     int64_t proposed = 0, accepted = 0;
+    int64_t recomputed = 0;  // tokens that an earlier step had computed
   };
   // A step of these sequences took so long.
   void observe_step(std::span<const Outcome> outcomes, double seconds);
-  // A step that reads prompts, which has no proposed tokens, took so long.
-  void observe_prompt(double seconds);
+  // A step that reads prompts, which has no proposed tokens, took so long; this share of its tokens was computed again
+  // because of wrong ones.
+  void observe_prompt(double seconds, double recomputed_share = 0);
   void end(RequestId id) { histories_.erase(id); }
 
   // Seconds that may be lost.
@@ -82,20 +94,22 @@ class DepthController {
   void choose_depths(std::span<const Sequence> sequences, int64_t most_drafts);
   void retry(std::span<const Sequence> sequences, int64_t most_drafts);
   double loss(int64_t sequences, int64_t drafts, int64_t deepest) const;
-  void account(int64_t sequences, int64_t drafts, int64_t tokens);
+  void account(int64_t sequences, int64_t rows, int64_t tokens, double seconds);
 
   int64_t most_depth_;
   double assumed_cost_;
+  bool recomputes_;
   StepCosts costs_;
   std::unordered_map<RequestId, History> histories_;
   double all_tested_ = 0, all_accepted_ = 0;
   double balance_ = 0;
   bool has_begun_ = false;       // a plain step was measured
-  int64_t since_plain_ = 0;      // steps with proposed tokens since the last plain one
+  int64_t since_plain_ = 0;      // steps with more rows than sequences since the last plain one
   double proposal_seconds_ = 0;  // P; 0: not measured
   // Of the step that is planned, by sequence.
   std::vector<int64_t> depths_, most_, tried_;
-  std::vector<double> acceptances_, next_;
+  int64_t pending_ = 0;  // of all sequences
+  std::vector<double> acceptances_, reached_;
   std::vector<double> backlogs_;  // in proposals that take as long
   double backlog_ = 0;            // of all that may have proposals
 };

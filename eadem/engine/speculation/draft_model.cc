@@ -7,9 +7,12 @@
 namespace eadem::engine {
 
 DraftModel::DraftModel(std::unique_ptr<InferEngine> engine, int64_t vocab, double assumed_cost)
-    : engine_(std::move(engine)), vocab_(vocab), assumed_cost_(assumed_cost) {
+    : engine_(std::move(engine)),
+      vocab_(vocab),
+      assumed_cost_(assumed_cost),
+      has_states_(engine_->limits().num_slots > 0) {
   EADEM_CHECK(engine_->cache_spec().layout == modules::CacheLayout::contiguous, "a draft model with a paged cache");
-  if (const std::string reason = engine_->why_no_speculation(); !reason.empty())
+  if (const std::string reason = engine_->why_no_return(); !reason.empty())
     throw Unsupported("the draft model: {}", reason);
 }
 
@@ -22,8 +25,17 @@ void DraftModel::propose(std::span<Proposal> proposals) {
 
 int64_t DraftModel::backlog(RequestId id, std::span<const int32_t> tokens) const {
   const auto found = sequences_.find(id);
-  const int64_t cached = found == sequences_.end() ? 0 : found->second.cached;
-  return std::max<int64_t>(0, std::ssize(tokens) - cached);
+  return std::ssize(tokens) - (found == sequences_.end() ? 0 : usable(found->second, tokens));
+}
+
+// How many of these tokens the cache holds, without the last one, which is computed in any case.
+int64_t DraftModel::usable(const Sequence& sequence, std::span<const int32_t> tokens) const {
+  const auto same = std::mismatch(sequence.tokens.begin(), sequence.tokens.end(), tokens.begin(), tokens.end()).first;
+  const int64_t most = std::min<int64_t>(same - sequence.tokens.begin(), std::ssize(tokens) - 1);
+  if (sequence.cached <= most) return sequence.cached;
+  if (!has_states_) return most;
+  // States per sequence go back to the one place that was kept, or begin.
+  return sequence.returns_to <= most ? sequence.returns_to : 0;
 }
 
 // Returns false where this model has nothing to propose: its context ends, a token is none of its own, or it has no row
@@ -35,13 +47,11 @@ bool DraftModel::prepare(Proposal& proposal) {
   if (depth < 1) return false;
   Sequence* const s = sequence_of(proposal);
   if (s == nullptr) return false;
-  const auto [end, unused] =
-      std::mismatch(s->tokens.begin(), s->tokens.end(), proposal.tokens.begin(), proposal.tokens.end());
-  const auto same = end - s->tokens.begin();
-  const int64_t vocab = engine_->model().info().vocab;
-  if (std::any_of(proposal.tokens.begin() + same, proposal.tokens.end(), [&](int32_t t) { return t >= vocab; }))
+  const int64_t vocab = engine_->model().info().vocab, known = usable(*s, proposal.tokens);
+  if (std::any_of(proposal.tokens.begin() + known, proposal.tokens.end(), [&](int32_t t) { return t >= vocab; }))
     return false;
-  s->cached = std::min({s->cached, static_cast<int64_t>(same), length - 1});
+  if (known < s->cached) s->returns_to = known;
+  s->cached = known;
   s->tokens.assign(proposal.tokens.begin(), proposal.tokens.end());
   active_.push_back({s, &proposal, depth});
   return true;
@@ -80,6 +90,8 @@ void DraftModel::step() {
     plan_.push_back({.tokens = std::span(s.tokens).subspan(static_cast<size_t>(s.cached), static_cast<size_t>(count)),
                      .cached = s.cached,
                      .blocks = {&s.row, 1},
+                     .state_slot = s.row,
+                     .may_return = has_states_ && s.cached == std::ssize(each.proposal->tokens),
                      .sampling = each.proposal->request->sampling,
                      .biases = s.biases,
                      .samples = count == pending});
@@ -90,6 +102,7 @@ void DraftModel::step() {
   for (size_t i = 0; i < active_.size(); ++i) {
     Active each = active_[i];
     const bool samples = i < plan_.size() && plan_[i].samples;
+    if (i < plan_.size() && plan_[i].may_return) each.sequence->returns_to = plan_[i].cached;
     if (i < plan_.size()) each.sequence->cached += std::ssize(plan_[i].tokens);
     if (!samples || take(each, output.output_ids[row++])) active_[left++] = each;
   }

@@ -18,8 +18,8 @@ namespace eadem::engine {
 
 class DraftModel final : public Proposer {
  public:
-  // `engine` has a contiguous cache and a model without states per sequence, else throws Unsupported; `vocab` is the
-  // number of tokens of the model that it proposes for, `assumed_cost` as in Proposer.
+  // `engine` has a contiguous cache, and, for a model with states per sequence, draft_tokens, else throws Unsupported;
+  // `vocab` is the number of tokens of the model that it proposes for, `assumed_cost` as in Proposer.
   DraftModel(std::unique_ptr<InferEngine> engine, int64_t vocab, double assumed_cost);
 
   void propose(std::span<Proposal> proposals) override;
@@ -34,6 +34,7 @@ class DraftModel final : public Proposer {
     int32_t row = 0;                // in the cache
     std::vector<int32_t> tokens;    // of the request, then proposed ones
     int64_t cached = 0;             // how many of them are in the cache
+    int64_t returns_to = 0;         // where states per sequence may begin again: behind those of the request
     int64_t used = 0;               // the last call that proposed for it
     std::vector<TokenBias> biases;  // of tokens that this model has
   };
@@ -44,6 +45,7 @@ class DraftModel final : public Proposer {
     int64_t depth;
   };
 
+  int64_t usable(const Sequence& sequence, std::span<const int32_t> tokens) const;
   bool prepare(Proposal& proposal);
   Sequence* sequence_of(const Proposal& proposal);
   void step();
@@ -52,6 +54,7 @@ class DraftModel final : public Proposer {
   std::unique_ptr<InferEngine> engine_;
   int64_t vocab_;
   double assumed_cost_;
+  bool has_states_;  // per sequence
   std::unordered_map<RequestId, Sequence> sequences_;
   int64_t calls_ = 0;
   std::vector<Active> active_;

@@ -57,6 +57,8 @@ std::unique_ptr<InferEngine> open_draft(const SpeculationOptions& options, const
   own.cache = StaticKVCacheConfig{
       .max_batch_size = engine.max_batch_size(),
       .max_cache_len = std::min(engine.max_sequence_length(), checkpoint.model->info().default_context())};
+  // None of its steps has proposed tokens, but states per sequence go back to before them.
+  if (cache_request(checkpoint, *engine.device(), own).bytes.per_sequence > 0) own.draft_tokens = 1;
   return InferEngine::from_checkpoint(checkpoint, engine.device(), own, progress, log);
 }
 
@@ -124,7 +126,9 @@ std::unique_ptr<Speculator> make_speculator(const SpeculationOptions& options, c
       break;
     }
   }
-  return std::make_unique<Speculator>(std::move(proposer), options.draft_tokens, engine.limits().max_draft_tokens);
+  const SchedulerLimits limits = engine.limits();
+  return std::make_unique<Speculator>(std::move(proposer), options.draft_tokens, limits.max_draft_tokens,
+                                      limits.num_slots > 0);
 }
 
 }  // namespace eadem::engine

@@ -47,8 +47,8 @@ void require_proposer(const SpeculationOptions& options, const models::Checkpoin
 void require_same_tokens(const io::Tokenizer& model, const io::Tokenizer& draft);
 
 // Opens the draft model, or the MTP head of `checkpoint`, which `engine` was made of, if one is wanted, on the device
-// of `engine`. Returns null where nothing proposes. Throws Unsupported when the draft model has states per sequence or
-// other tokens than `tokenizer`, and when the checkpoint has no MTP head (models::why_no_mtp). `progress` and `log` are
+// of `engine`. Returns null where nothing proposes. Throws Unsupported when the draft model has other tokens
+// than `tokenizer`, and when the checkpoint has no MTP head (models::why_no_mtp). `progress` and `log` are
 // as for LLM.
 std::unique_ptr<Speculator> make_speculator(const SpeculationOptions& options, const models::Checkpoint& checkpoint,
                                             const InferEngine& engine, const io::Tokenizer& tokenizer,

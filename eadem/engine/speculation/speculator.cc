@@ -7,15 +7,20 @@
 
 namespace eadem::engine {
 
-Speculator::Speculator(std::unique_ptr<Proposer> proposer, int64_t most_depth, int64_t most_drafts)
-    : proposer_(std::move(proposer)), controller_(most_depth, proposer_->assumed_cost()), most_drafts_(most_drafts) {}
+Speculator::Speculator(std::unique_ptr<Proposer> proposer, int64_t most_depth, int64_t most_drafts, bool recomputes)
+    : proposer_(std::move(proposer)),
+      controller_(most_depth, proposer_->assumed_cost(), recomputes),
+      most_drafts_(most_drafts) {}
 
 std::span<const Proposal> Speculator::propose(std::span<const Draftable> requests) {
   using Clock = std::chrono::steady_clock;
   sequences_.clear();
   for (const Draftable& each : requests)
-    sequences_.push_back(
-        {.id = each.id, .most = each.most, .left = each.left, .backlog = proposer_->backlog(each.id, each.tokens)});
+    sequences_.push_back({.id = each.id,
+                          .most = each.most,
+                          .left = each.left,
+                          .backlog = proposer_->backlog(each.id, each.tokens),
+                          .pending = each.pending});
   const std::span<const int64_t> depths = controller_.choose(sequences_, most_drafts_);
   size_t count = 0;
   if (proposals_.size() < requests.size()) proposals_.resize(requests.size());
@@ -37,11 +42,19 @@ std::span<const Proposal> Speculator::propose(std::span<const Draftable> request
 }
 
 void Speculator::observe(std::span<const StepEvent> events, double seconds) {
-  if (!std::all_of(events.begin(), events.end(), [](const StepEvent& event) { return event.decoded; }))
-    return controller_.observe_prompt(seconds);
+  if (!std::all_of(events.begin(), events.end(), [](const StepEvent& e) { return e.decoded && e.sampled; })) {
+    int64_t recomputed = 0, computed = 0;
+    for (const StepEvent& event : events) {
+      recomputed += event.recomputed;
+      computed += event.computed;
+    }
+    const int64_t all = std::max<int64_t>(1, recomputed + computed);
+    return controller_.observe_prompt(seconds, static_cast<double>(recomputed) / static_cast<double>(all));
+  }
   outcomes_.clear();
   for (const StepEvent& event : events) {
-    if (event.accepted == 0) outcomes_.push_back({.id = event.id, .proposed = event.proposed});
+    if (event.accepted == 0)
+      outcomes_.push_back({.id = event.id, .proposed = event.proposed, .recomputed = event.recomputed});
     outcomes_.back().accepted += event.accepted;
   }
   if (!outcomes_.empty()) controller_.observe_step(outcomes_, seconds);

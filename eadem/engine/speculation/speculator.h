@@ -16,8 +16,9 @@ namespace eadem::engine {
 
 class Speculator {
  public:
-  // `most_depth`: tokens of a sequence in a step; `most_drafts`: of all sequences together.
-  Speculator(std::unique_ptr<Proposer> proposer, int64_t most_depth, int64_t most_drafts);
+  // `most_depth`: tokens of a sequence in a step; `most_drafts`: of all sequences together; `recomputes`: see
+  // DepthController.
+  Speculator(std::unique_ptr<Proposer> proposer, int64_t most_depth, int64_t most_drafts, bool recomputes = false);
 
   // Returns what is proposed for requests of Scheduler::draftable(). Valid until the next call.
   std::span<const Proposal> propose(std::span<const Draftable> requests);

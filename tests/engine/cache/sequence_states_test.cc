@@ -84,11 +84,13 @@ class RecurrentModel final : public models::Model {
       .architecture = "recurrent", .vocab = kVocab, .hidden = kHidden, .layers = 2, .max_positions = kContext};
 };
 
-std::unique_ptr<InferEngine> make_recurrent(int64_t batch, bool paged, int64_t step_tokens = 16) {
+std::unique_ptr<InferEngine> make_recurrent(int64_t batch, bool paged, int64_t step_tokens = 16,
+                                            int64_t draft_tokens = 0) {
   const auto model = std::make_shared<RecurrentModel>();
   EngineOptions options;
   options.max_num_batched_tokens = step_tokens;
   options.max_logit_rows = 128;
+  options.draft_tokens = draft_tokens;
   if (paged)
     options.cache = PagedKVCacheConfig{.block_size = kBlock, .max_batch_size = batch, .max_cache_len = kContext};
   else
@@ -107,6 +109,10 @@ TEST_P(SequenceState, IsDeclaredAndHasASlotForEverySequence) {
   EXPECT_EQ(engine->cache_spec().num_slots, 3);
   EXPECT_EQ(engine->cache_bytes(), 2 * 3 * kHidden * 4);
   EXPECT_EQ(engine->sequence_states().bytes_per_slot(), 2 * kHidden * 4);
+  const auto twice = make_recurrent(3, GetParam(), 16, 2);
+  EXPECT_EQ(twice->limits().num_slots, 3);
+  EXPECT_EQ(twice->cache_bytes(), 2 * 2 * 3 * kHidden * 4);
+  EXPECT_EQ(twice->sequence_states().bytes_per_slot(), 2 * kHidden * 4);
 }
 
 TEST_P(SequenceState, ChunksAndBatchMatesDoNotChangeBits) {
@@ -221,6 +227,69 @@ TEST(SequenceStates, ASnapshotLeadsBack) {
   expect_same_bits(once, step(*engine, {5, 6, 7}, 8, blocks, 0), "after going back");
   engine->sequence_states().restore(1, snapshot);  // into another slot, too
   expect_same_bits(once, step(*engine, {5, 6, 7}, 8, blocks, 1), "in another slot");
+}
+
+// --- Second copies.
+
+// As step(), with a step that may be taken back.
+std::vector<float> returnable(InferEngine& engine, const Ids& tokens, int64_t cached, const Ids& blocks, int32_t slot,
+                              bool may_return = true) {
+  const std::vector<StepSequence> plan = {
+      {.tokens = tokens, .cached = cached, .blocks = blocks, .state_slot = slot, .may_return = may_return}};
+  engine.forward(plan);
+  return values(engine.logits());
+}
+
+TEST(SequenceStates, AStepBeginsAgainWhereAnEarlierOneDid) {
+  const auto engine = make_recurrent(2, true, 16, 4);
+  const Ids blocks = {3, 2, 1, 0}, others = {7, 6, 5, 4};
+  returnable(*engine, tokens_of(8, kVocab, 1), 0, blocks, 0, false);
+  returnable(*engine, tokens_of(5, kVocab, 2), 0, others, 1, false);
+  const std::vector<float> once = returnable(*engine, {5}, 8, blocks, 0),
+                           other = returnable(*engine, {9}, 5, others, 1);
+  // The same again, as often as wanted, also by steps that promise nothing, and after a step that did not end.
+  expect_same_bits(once, returnable(*engine, {5}, 8, blocks, 0), "again");
+  expect_same_bits(returnable(*engine, {5, 6, 7}, 8, blocks, 0, false), returnable(*engine, {5, 6, 7}, 8, blocks, 0),
+                   "three tokens");
+  const std::atomic<bool> cancel = true;
+  const Ids token = {5};
+  const std::vector<StepSequence> given_up = {{.tokens = token, .cached = 11, .blocks = blocks}};
+  EXPECT_THROW(engine->forward(given_up, &cancel), Cancelled);
+  expect_same_bits(once, returnable(*engine, {5}, 8, blocks, 0), "after a step that was given up");
+  expect_same_bits(other, returnable(*engine, {9}, 5, others, 1), "the other sequence");
+  // It goes on from the end as well, and keeps that then.
+  const std::vector<float> next = returnable(*engine, {6}, 9, blocks, 0);
+  expect_same_bits(next, returnable(*engine, {6}, 9, blocks, 0), "further on");
+  Ids whole = tokens_of(8, kVocab, 1);
+  whole.insert(whole.end(), {5, 6});
+  expect_same_bits(next, returnable(*make_recurrent(1, true), whole, 0, {0, 1, 2}, 0, false), "in one step");
+  EXPECT_HAS(refusal([&] { returnable(*engine, {5}, 8, blocks, 0); }),
+             "sequence 0 has 8 cached tokens; slot 0 holds the state after 10 tokens");
+}
+
+TEST(SequenceStates, ASecondCopyIsOfItsSequence) {
+  const auto engine = make_recurrent(2, true, 16, 4);
+  const auto stands_at = [&](const Ids& blocks) {
+    returnable(*engine, tokens_of(8, kVocab, 1), 0, blocks, 0, false);
+    returnable(*engine, {5, 6}, 8, blocks, 0);
+  };
+  const Ids blocks = {0, 1, 2}, others = {5, 6, 7};
+  stands_at(blocks);
+  returnable(*engine, tokens_of(9, kVocab, 2), 0, others, 1, false);
+  EXPECT_HAS(refusal([&] { returnable(*engine, {5}, 8, others, 0); }), "after 10 tokens of another one");
+  // Another sequence begins in the slot, a state is copied to it, a snapshot goes there.
+  returnable(*engine, tokens_of(9, kVocab, 2), 0, blocks, 0, false);
+  EXPECT_HAS(refusal([&] { returnable(*engine, {5}, 8, blocks, 0); }), "the state after 9 tokens");
+  stands_at(blocks);
+  const SequenceStates::Snapshot snapshot = engine->sequence_states().save(1);
+  engine->sequence_states().copy(0, 1);
+  EXPECT_HAS(refusal([&] { returnable(*engine, {5}, 8, blocks, 0); }), "the state after 9 tokens of another one");
+  stands_at(blocks);
+  engine->sequence_states().restore(0, snapshot);
+  EXPECT_HAS(refusal([&] { returnable(*engine, {5}, 8, blocks, 0); }), "the state after 9 tokens of another one");
+  EXPECT_HAS(refusal([&] { returnable(*make_recurrent(1, true), {5}, 0, blocks, 0); }),
+             "Unsupported: sequence 0 wants to begin behind 0 tokens again: recurrent has states per sequence, which a "
+             "step overwrites, and of which the engine has no second copy; its draft_tokens are 0");
 }
 
 TEST(SequenceStates, WhatASlotDoesNotHoldIsRefused) {

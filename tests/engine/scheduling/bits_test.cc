@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bundled model under random schedules: requests share prefixes, are preempted, overtake each other and are
-// cancelled, right and wrong tokens are proposed for them, and each has the tokens and log-probabilities that it has
-// alone, to the bit.
+// The bundled model, and small ones with states per sequence, under random schedules: requests share prefixes, are
+// preempted, overtake each other and are cancelled, right and wrong tokens are proposed for them, and each has the
+// tokens and log-probabilities that it has alone, to the bit.
 #include <map>
 #include <random>
 
@@ -37,42 +37,39 @@ Answer alone(InferEngine& engine, const GenerationRequest& request) {
   return answer;
 }
 
-class Bits : public testing::TestWithParam<const char*> {
- protected:
-  // A paged cache of so many tokens, or a contiguous one of a sequence.
-  std::unique_ptr<InferEngine> make(int64_t cache_tokens) const {
-    EngineSetup setup;
-    setup.model = EADEM_SOURCE_DIR "/assets/stories";
-    setup.options.max_num_batched_tokens = 24;
-    setup.options.draft_tokens = 3;
-    if (std::string_view(GetParam()) != "f32") setup.options.hardware.kv_cache = {*kv_cache_type(GetParam()), "test"};
-    setup.options.cache = StaticKVCacheConfig{.max_cache_len = kLength};
-    if (cache_tokens > 0) {
-      const models::Checkpoint checkpoint = models::open_checkpoint(setup.model);
-      PagedKVCacheConfig paged{.block_size = 8, .max_batch_size = 4, .max_cache_len = kLength};
-      setup.options.cache = paged;
-      paged.max_kv_memory_bytes =
-          paged_cache_bytes(cache_request(checkpoint, *open_device("cpu"), setup.options), cache_tokens);
-      setup.options.cache = paged;
-    }
-    return make_engine(setup);
+// An engine with a paged cache of so many tokens, or a contiguous one of a sequence.
+std::unique_ptr<InferEngine> make(const std::string& model, std::string_view kv_type, int64_t cache_tokens) {
+  EngineSetup setup;
+  setup.model = model;
+  setup.options.max_num_batched_tokens = 24;
+  setup.options.draft_tokens = 3;
+  if (kv_type != "f32") setup.options.hardware.kv_cache = {*kv_cache_type(kv_type), "test"};
+  setup.options.cache = StaticKVCacheConfig{.max_cache_len = kLength};
+  if (cache_tokens > 0) {
+    const models::Checkpoint checkpoint = models::open_checkpoint(setup.model);
+    PagedKVCacheConfig paged{.block_size = 8, .max_batch_size = 4, .max_cache_len = kLength};
+    setup.options.cache = paged;
+    paged.max_kv_memory_bytes =
+        paged_cache_bytes(cache_request(checkpoint, *open_device("cpu"), setup.options), cache_tokens);
+    setup.options.cache = paged;
   }
-};
-INSTANTIATE_TEST_SUITE_P(KvTypes, Bits, testing::Values("f32", "int8"),
-                         [](const auto& info) { return std::string(info.param); });
+  return make_engine(setup);
+}
 
-TEST_P(Bits, AreThoseOfTheRequestAlone) {
-  const auto engine = make(160), other = make(0);
-  ASSERT_TRUE(engine->reuses_prefixes());
-  ASSERT_FALSE(other->reuses_prefixes());
-  const int64_t vocab = engine->model().info().vocab;
+// What all schedules did together: they are worth little if nothing of this happens often.
+struct Totals {
   int64_t preemptions = 0, hits = 0, evictions = 0, accepted = 0, rejected = 0, compared = 0;
-  constexpr auto kSchedules = static_cast<uint32_t>(12 / test::kEveryCase);
-  for (uint32_t seed = 0; seed < kSchedules; ++seed) {
+};
+
+// Runs random schedules on `engine` and compares each answer with that of the request alone on `other`.
+Totals run_random_schedules(InferEngine& engine, InferEngine& other, uint32_t seeds) {
+  const int64_t vocab = engine.model().info().vocab;
+  Totals totals;
+  for (uint32_t seed = 0; seed < seeds; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
     const auto below = [&](int64_t count) { return static_cast<int64_t>(random() % static_cast<uint64_t>(count)); };
-    Scheduler scheduler(engine->limits());
+    Scheduler scheduler(engine.limits());
     std::map<RequestId, GenerationRequest> requests;
     std::map<RequestId, Answer> answers, expected_answers;
     // Proposes what follows in the answer alone, of which a token may be wrong.
@@ -101,7 +98,7 @@ TEST_P(Bits, AreThoseOfTheRequestAlone) {
                                   .priority = below(2)};
         const RequestId id = scheduler.add(request);
         requests[id] = request;
-        expected_answers[id] = alone(*other, request);
+        expected_answers[id] = alone(other, request);
       }
       if (!requests.empty() && below(25) == 0) {
         auto victim = requests.begin();
@@ -109,14 +106,14 @@ TEST_P(Bits, AreThoseOfTheRequestAlone) {
         scheduler.end(victim->first, RequestState::cancelled);
       }
       propose();
-      const auto plan = scheduler.plan(engine->cache_contents());
+      const auto plan = scheduler.plan(engine.cache_contents());
       if (plan.empty()) continue;
       if (below(10) == 0) {  // the step is given up
         const std::atomic<bool> cancel = true;
-        EXPECT_THROW(engine->forward(plan, &cancel), Cancelled);
+        EXPECT_THROW(engine.forward(plan, &cancel), Cancelled);
         continue;
       }
-      const InferEngine::Output& output = engine->forward(plan);
+      const InferEngine::Output& output = engine.forward(plan);
       for (const StepEvent& event : scheduler.commit(output.output_ids, output.logprobs)) {
         if (!event.sampled) continue;
         answers[event.id].tokens.push_back(event.token);
@@ -125,27 +122,61 @@ TEST_P(Bits, AreThoseOfTheRequestAlone) {
     }
     for (auto& [id, answer] : answers) {
       Answer& expected = expected_answers.at(id);
-      ASSERT_LE(answer.tokens.size(), expected.tokens.size());
+      EXPECT_LE(answer.tokens.size(), expected.tokens.size());
       expected.tokens.resize(answer.tokens.size());  // of those that were cancelled
       expected.logprobs.resize(answer.tokens.size());
       EXPECT_EQ(answer.tokens, expected.tokens) << "request " << id;
       expect_same_bits(answer.logprobs, expected.logprobs, "request " + std::to_string(id));
-      compared += std::ssize(answer.tokens);
+      totals.compared += std::ssize(answer.tokens);
     }
-    EXPECT_EQ(scheduler.num_free_blocks(), engine->cache_spec().num_blocks);
-    preemptions += scheduler.counters().preemptions;
-    hits += scheduler.counters().hits;
-    evictions += scheduler.counters().evictions;
-    accepted += scheduler.accepted_tokens();
-    rejected += scheduler.proposed_tokens() - scheduler.accepted_tokens();
-    if (HasFailure()) return;
+    EXPECT_EQ(scheduler.num_free_blocks(), engine.cache_spec().num_blocks);
+    totals.preemptions += scheduler.counters().preemptions;
+    totals.hits += scheduler.counters().hits;
+    totals.evictions += scheduler.counters().evictions;
+    totals.accepted += scheduler.accepted_tokens();
+    totals.rejected += scheduler.proposed_tokens() - scheduler.accepted_tokens();
+    if (testing::Test::HasFailure()) break;
   }
-  EXPECT_GT(compared, 500 * kSchedules / 12);
-  EXPECT_GT(preemptions, 10 * kSchedules / 12);
-  EXPECT_GT(hits, 100 * kSchedules / 12);
-  EXPECT_GT(evictions, 100 * kSchedules / 12);
-  EXPECT_GT(accepted, 100 * kSchedules / 12);
-  EXPECT_GT(rejected, 100 * kSchedules / 12);
+  return totals;
+}
+
+class Bits : public testing::TestWithParam<const char*> {
+ protected:
+  static std::unique_ptr<InferEngine> make(int64_t cache_tokens) {
+    return bits_test::make(EADEM_SOURCE_DIR "/assets/stories", GetParam(), cache_tokens);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(KvTypes, Bits, testing::Values("f32", "int8"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(Bits, AreThoseOfTheRequestAlone) {
+  const auto engine = make(160), other = make(0);
+  ASSERT_TRUE(engine->reuses_prefixes());
+  ASSERT_FALSE(other->reuses_prefixes());
+  constexpr auto kSchedules = static_cast<uint32_t>(12 / test::kEveryCase);
+  const Totals totals = run_random_schedules(*engine, *other, kSchedules);
+  EXPECT_GT(totals.compared, 500 * kSchedules / 12);
+  EXPECT_GT(totals.preemptions, 10 * kSchedules / 12);
+  EXPECT_GT(totals.hits, 100 * kSchedules / 12);
+  EXPECT_GT(totals.evictions, 100 * kSchedules / 12);
+  EXPECT_GT(totals.accepted, 100 * kSchedules / 12);
+  EXPECT_GT(totals.rejected, 100 * kSchedules / 12);
+}
+
+// Models with states per sequence, which go back when a proposed token was wrong.
+class StatesPerSequence : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Models, StatesPerSequence,
+                         testing::Values("qwen3_next_all", "qwen3_5", "granitemoehybrid", "falcon_h1", "lfm2",
+                                         "kimi_linear"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(StatesPerSequence, AreThoseOfTheRequestAlone) {
+  const auto engine = make(golden(GetParam()), "f32", 160), other = make(golden(GetParam()), "f32", 0);
+  const Totals totals = run_random_schedules(*engine, *other, 4);
+  EXPECT_GT(totals.compared, 150);
+  EXPECT_GT(totals.preemptions, 3);
+  EXPECT_GT(totals.accepted, 20);
+  EXPECT_GT(totals.rejected, 20);
 }
 
 // Steps that a caller put together himself may have written to any block.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A scheduler and a cache without a model, on which steps run as an engine runs them. The next token is a hash of all
-// tokens before it, read from the cache that the plan names: a sequence whose cache is wrong gets other tokens.
+// tokens before it, read from the cache that the plan names: a sequence whose cache is wrong gets other tokens. A state
+// per sequence is such a hash, too, with a second copy.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -50,11 +51,13 @@ class Simulation {
   explicit Simulation(const SchedulerLimits& limits)
       : limits(limits), scheduler(limits), cache(limits.num_blocks, limits.block_size) {
     for (const modules::WindowGroup& group : limits.windows) windows.emplace_back(group.num_blocks, limits.block_size);
+    states.resize(static_cast<size_t>(limits.num_slots));
   }
 
   // Runs one step. Returns the events; none when no request is there.
   std::span<const StepEvent> step() {
     const auto plan = scheduler.plan(cache);
+    last.assign(plan.begin(), plan.end());
     check(plan);
     Ids tokens;
     std::vector<float> logprobs;
@@ -80,9 +83,16 @@ class Simulation {
 
   SchedulerLimits limits;
   Scheduler scheduler;
-  int64_t steps = 0;  // that were committed
+  int64_t steps = 0;               // that were committed
+  std::vector<StepSequence> last;  // of them, as far as their requests are there
   CacheContents cache;
   std::vector<CacheContents> windows;  // of the groups with a window
+  struct State {
+    int64_t tokens = 0;
+    uint64_t hash = 1;
+  };
+  std::vector<std::pair<State, State>> states;  // of each slot, and the kept one
+  int64_t num_returns = 0;                      // to a kept state
 
  private:
   std::span<const int32_t> used(const StepSequence& s) const {
@@ -98,7 +108,9 @@ class Simulation {
     for (size_t i = 0; i < plan.size(); ++i) {
       tokens += std::ssize(plan[i].tokens);
       drafts += plan[i].drafts;
-      EXPECT_TRUE(plan[i].drafts == 0 || plan[i].drafts + 1 == std::ssize(plan[i].tokens));
+      EXPECT_TRUE(plan[i].drafts == 0 || plan[i].drafts + 1 == std::ssize(plan[i].tokens) ||
+                  (limits.num_slots > 0 && plan[i].drafts + 1 < std::ssize(plan[i].tokens)));
+      EXPECT_EQ(plan[i].may_return, plan[i].drafts > 0 && limits.num_slots > 0);
       EXPECT_LE(plan[i].cached + std::ssize(plan[i].tokens), limits.max_sequence_length);
       cache.check(static_cast<int64_t>(i), used(plan[i]), plan[i].cached, std::ssize(plan[i].tokens));
     }
@@ -123,6 +135,23 @@ class Simulation {
         }
       }
     }
+    if (limits.num_slots > 0) write_state(s);
+  }
+
+  // The state is that of the tokens before the step, or that was kept, and becomes that of all tokens.
+  void write_state(const StepSequence& s) {
+    auto& [state, kept] = states.at(static_cast<size_t>(s.state_slot));
+    if (s.cached == 0) {
+      state = kept = {};
+    } else if (state.tokens != s.cached) {
+      EXPECT_EQ(kept.tokens, s.cached) << "the state stands behind " << state.tokens << " tokens";
+      state = kept;
+      ++num_returns;
+    }
+    if (s.may_return) kept = state;
+    for (const int32_t token : s.tokens) state.hash = hash_with(state.hash, token);
+    state.tokens += std::ssize(s.tokens);
+    EXPECT_EQ(state.hash, hash_of(s, state.tokens));
   }
 
   // Of the sequence's first `count` tokens, as the cache holds them.

@@ -15,8 +15,9 @@ using test::refusal;
 
 constexpr int64_t kContext = 64;
 
-std::unique_ptr<InferEngine> engine_of(int64_t batch, const std::string& model = golden("llama")) {
+std::unique_ptr<InferEngine> engine_of(int64_t batch, const std::string& model, int64_t draft_tokens = 1) {
   EngineOptions options;
+  options.draft_tokens = draft_tokens;
   options.cache = StaticKVCacheConfig{.max_batch_size = batch, .max_cache_len = kContext};
   options.max_num_batched_tokens = 8;  // prompts take several steps
   return InferEngine::from_checkpoint(models::open_checkpoint(model), open_device("cpu", {.num_threads = 1}), options);
@@ -63,21 +64,28 @@ Ids sampled(InferEngine& engine, const Text& text, int64_t count) {
   return result;
 }
 
-class DraftModelTest : public testing::Test {
+class DraftModelTest : public testing::TestWithParam<const char*> {
  protected:
-  DraftModelTest() : vocab(engine_of(1)->model().info().vocab), draft(engine_of(2), vocab, 0.1) {
+  DraftModelTest()
+      : model(golden(GetParam())),
+        vocab(engine_of(1, model)->model().info().vocab),
+        draft(engine_of(2, model), vocab, 0.1) {
     EngineOptions options;
     options.cache = StaticKVCacheConfig{.max_cache_len = kContext};
-    alone = InferEngine::from_checkpoint(models::open_checkpoint(golden("llama")),
-                                         open_device("cpu", {.num_threads = 1}), options);
+    alone =
+        InferEngine::from_checkpoint(models::open_checkpoint(model), open_device("cpu", {.num_threads = 1}), options);
   }
 
+  std::string model;
   int64_t vocab;
   DraftModel draft;
   std::unique_ptr<InferEngine> alone;
 };
+// Those behind llama have states per sequence.
+INSTANTIATE_TEST_SUITE_P(Models, DraftModelTest, testing::Values("llama", "falcon_h1", "qwen3_next_all", "lfm2"),
+                         [](const auto& info) { return std::string(info.param); });
 
-TEST_F(DraftModelTest, ProposesWhatItSamples) {
+TEST_P(DraftModelTest, ProposesWhatItSamples) {
   std::vector<Text> texts = {text(1, 11, vocab, {}),
                              text(2, 20, vocab, {.temperature = 0.8f, .seed = 4, .repetition_penalty = 1.2f})};
   texts[0].request.biases = {{.token = sampled(*alone, texts[0], 1)[0], .bias = kNeverSampled, .end = 3}};
@@ -91,11 +99,14 @@ TEST_F(DraftModelTest, ProposesWhatItSamples) {
       texts[i].tokens.insert(texts[i].tokens.end(), drafts[i].begin(), drafts[i].begin() + taken);
       if (round % 2 == 0) texts[i].tokens.push_back(7);
     }
-    EXPECT_LE(draft.backlog(1, texts[0].tokens), 3);
+    // Tokens that are the same again are computed from the first on where states go back to their end alone.
+    if (std::string_view(GetParam()) == "llama" || round % 2 == 0) {
+      EXPECT_LE(draft.backlog(1, texts[0].tokens), 3);
+    }
   }
 }
 
-TEST_F(DraftModelTest, MoreRequestsThanRowsTakeTurns) {
+TEST_P(DraftModelTest, MoreRequestsThanRowsTakeTurns) {
   std::vector<Text> texts;
   for (RequestId id = 1; id <= 4; ++id) texts.push_back(text(id, 6 + id, vocab, {}));
   const std::vector<Ids> drafts = proposed(draft, {&texts[0], &texts[1], &texts[2]}, 3);
@@ -109,14 +120,14 @@ TEST_F(DraftModelTest, MoreRequestsThanRowsTakeTurns) {
   EXPECT_EQ(proposed(draft, {&texts[2], &texts[3]}, 2)[0], sampled(*alone, texts[2], 2));
 }
 
-TEST_F(DraftModelTest, ItsContextAndItsVocabularyEndWhatItProposes) {
+TEST_P(DraftModelTest, ItsContextAndItsVocabularyEndWhatItProposes) {
   const Text full = text(1, kContext, vocab, {}), nearly = text(2, kContext - 2, vocab, {});
   EXPECT_EQ(proposed(draft, {&full}, 4)[0], sampled(*alone, full, 1)) << "the last proposed token needs no place";
   EXPECT_EQ(proposed(draft, {&nearly}, 5)[0].size(), 3u);
   Text beyond = text(3, 5, vocab, {});
   beyond.tokens[2] = static_cast<int32_t>(vocab);  // of a model with a padded vocabulary
   EXPECT_EQ(proposed(draft, {&beyond}, 4)[0], Ids());
-  DraftModel of_few(engine_of(1), 1, 0.1);
+  DraftModel of_few(engine_of(1, model), 1, 0.1);
   const Ids of_one_token = proposed(of_few, {&nearly}, 3)[0];
   for (const int32_t token : of_one_token) EXPECT_EQ(token, 0);
 }
@@ -124,8 +135,8 @@ TEST_F(DraftModelTest, ItsContextAndItsVocabularyEndWhatItProposes) {
 TEST(DraftModelRefusals, NameWhatTheyRefuse) {
   EngineOptions options;
   options.cache = StaticKVCacheConfig{.max_batch_size = 1, .max_cache_len = kContext};
-  EXPECT_HAS(refusal([&] { DraftModel(engine_of(1, golden("falcon_h1")), 100, 0.1); }),
-             "Unsupported: the draft model: falcon_h1 has states per sequence");
+  EXPECT_HAS(refusal([&] { DraftModel(engine_of(1, golden("falcon_h1"), 0), 100, 0.1); }),
+             "Unsupported: the draft model: falcon_h1 has states per sequence, which a step overwrites, and of which");
   const std::string stories = EADEM_SOURCE_DIR "/assets/stories", chat = EADEM_SOURCE_DIR "/assets/chat";
   const auto tokenizer = [](const std::string& path) { return open_tokenizer(models::open_checkpoint(path)); };
   EXPECT_EQ(refusal([&] { require_same_tokens(tokenizer(stories), tokenizer(stories)); }), "");

@@ -72,6 +72,88 @@ TEST(DraftPlanning, TokensBehindAWrongOneAreForgottenWithTheirBlocks) {
   EXPECT_EQ(scheduler.plan(simulation.cache)[0].cached, 5);
 }
 
+// States per sequence go back to where the step began, and what was taken is computed again.
+TEST(DraftPlanning, StatesGoBackBehindAWrongToken) {
+  SchedulerLimits limits = drafting_limits();
+  limits.num_slots = limits.max_batch_size;
+  Simulation simulation(limits);
+  Scheduler& scheduler = simulation.scheduler;
+  const RequestId id = decoding(simulation, 3, 20);
+  const Ids expected = tokens_alone(ids(3), 12);
+  const auto behind = [&](int64_t done, int64_t count) {
+    return Ids(expected.begin() + done, expected.begin() + done + count);
+  };
+  Ids drafts = behind(1, 4);
+  drafts[2] = kVocab - 1;
+  EXPECT_EQ(scheduler.draftable()[0].pending, 1);
+  EXPECT_EQ(scheduler.draftable()[0].most, 5);
+  scheduler.propose(id, drafts);
+  auto events = simulation.step();
+  ASSERT_EQ(events.size(), 3u);
+  EXPECT_EQ(events[2].token, expected[3]);
+  EXPECT_EQ(scheduler.decode_tokens(), 3);
+  EXPECT_EQ(scheduler.num_free_blocks(), 16 - 2);  // 6 tokens
+  // The token before the proposed ones, two that were right, and one that is new.
+  EXPECT_EQ(scheduler.draftable()[0].pending, 4);
+  EXPECT_EQ(scheduler.draftable()[0].most, 2) << "six tokens in a step";
+  scheduler.propose(id, behind(4, 4));
+  events = simulation.step();
+  const StepSequence& again = simulation.last[0];
+  EXPECT_EQ(again.cached, 3);
+  EXPECT_EQ(again.drafts, 2);
+  EXPECT_EQ(again.num_rows(), 3);
+  EXPECT_EQ(Ids(again.tokens.begin(), again.tokens.end()), behind(0, 6));
+  ASSERT_EQ(events.size(), 3u);
+  EXPECT_EQ(events[0].recomputed, 3);
+  EXPECT_EQ(events[0].computed, 1);
+  EXPECT_EQ(events[0].proposed, 2);
+  EXPECT_EQ(events[1].recomputed, 0);
+  EXPECT_EQ(scheduler.decode_tokens(), 6);
+  // All were right: the state stands where they end.
+  EXPECT_EQ(scheduler.draftable()[0].pending, 1);
+  scheduler.propose(id, Ids{kVocab - 1});
+  simulation.step();
+  EXPECT_EQ(simulation.last[0].cached, 9);
+  EXPECT_EQ(simulation.step()[0].token, expected[8]);
+  EXPECT_EQ(simulation.last[0].cached, 9);
+  EXPECT_EQ(simulation.last[0].drafts, 0);
+  EXPECT_EQ(simulation.last[0].tokens.size(), 2u);
+  EXPECT_EQ(simulation.step()[0].recomputed, 0);
+  EXPECT_EQ(simulation.last[0].cached, 11);
+  EXPECT_EQ(simulation.num_returns, 2);
+}
+
+// A conversation goes on from where the state stands, or from where the last proposed tokens began.
+TEST(DraftPlanning, AConversationGoesOnFromAStateThatGoesBack) {
+  SchedulerLimits limits = drafting_limits();
+  limits.num_slots = limits.max_batch_size;
+  const Ids answer = tokens_alone(ids(5), 4);
+  struct Row {
+    Ids drafts;
+    int64_t read;    // tokens of the answer that the conversation has
+    int64_t reused;  // of the next prompt
+  };
+  // A wrong token; the answer ends before the last right one, or before all of them.
+  for (const Row& row :
+       {Row{{answer[1], kVocab - 1}, 2, 5}, {{answer[1], answer[2]}, 3, 8}, {{answer[1], answer[2]}, 1, 5}}) {
+    Simulation simulation(limits);
+    Scheduler& scheduler = simulation.scheduler;
+    const RequestId id = scheduler.add({.prompt = ids(5), .max_tokens = 10, .keep = true});
+    simulation.step();
+    scheduler.propose(id, row.drafts);
+    simulation.step();
+    scheduler.end(id, RequestState::finished);
+    Ids next = ids(5);
+    next.insert(next.end(), answer.begin(), answer.begin() + row.read);
+    next.push_back(7);
+    scheduler.add({.prompt = next, .max_tokens = 2, .keep = true});
+    const auto events = simulation.step();
+    EXPECT_EQ(events[0].reused, row.reused);
+    EXPECT_EQ(events[0].token, tokens_alone(next, 1)[0]);
+    EXPECT_EQ(simulation.num_returns, row.reused == 5 ? 1 : 0);
+  }
+}
+
 TEST(DraftPlanning, APlanThatIsGivenUpKeepsWhatWasProposedAndNoBlocks) {
   Simulation simulation(drafting_limits());
   Scheduler& scheduler = simulation.scheduler;

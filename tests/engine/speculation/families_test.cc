@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Proposed tokens, right and wrong ones, change no bit of what a model of any family answers. Models whose states lead
-// to no earlier position take none, and say so.
+// Proposed tokens, right and wrong ones, change no bit of what a model of any family answers, also where states per
+// sequence have to go back when one was wrong.
 #include <algorithm>
 #include <filesystem>
 
 #include "tests/engine/speculation/speculating_loop.h"
-#include "tests/support/refusal.h"
 
 namespace eadem::engine {
 namespace speculating_families_test {
@@ -39,12 +38,6 @@ INSTANTIATE_TEST_SUITE_P(Goldens, SpeculatingFamilies, testing::ValuesIn(golden_
 TEST_P(SpeculatingFamilies, AnswerTheSame) {
   const models::Checkpoint checkpoint = models::open_checkpoint(golden(GetParam()));
   const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 2});
-  const StateBytes bytes = cache_request(checkpoint, *device, options(0)).bytes;
-  if (bytes.per_sequence > 0) {
-    EXPECT_HAS(test::refusal([&] { InferEngine::from_checkpoint(checkpoint, device, options(4)); }),
-               "Unsupported: draft_tokens is 4: " + checkpoint.model->info().architecture + " has states per sequence");
-    return;
-  }
   const auto engine = InferEngine::from_checkpoint(checkpoint, device, options(4));
   const int64_t vocab = engine->model().info().vocab;
   const std::vector<GenerationRequest> requests = {

@@ -166,12 +166,13 @@ TEST_P(MtpGguf, LogitsAreThoseOfTheDirectory) {
 
 // --- Answers.
 
-// The golden with other weights: layers add nothing, so that a token follows from the one before it alone, and the head
-// reads that one's embedding, and `mix` times the hidden state before it. With a mix of 0 it is right.
+// The golden with other weights: layers add `share` of what they do. With none, a token follows from the one before it
+// alone; the head reads that one's embedding, and `mix` times the hidden state before it. With a mix of 0 it is right
+// then.
 class Bigrams final : public io::WeightSource {
  public:
-  Bigrams(std::shared_ptr<const io::WeightSource> plain, float mix)
-      : WeightSource(plain->path()), plain_(std::move(plain)), mix_(mix) {
+  Bigrams(std::shared_ptr<const io::WeightSource> plain, float mix, float share = 0)
+      : WeightSource(plain->path()), plain_(std::move(plain)), mix_(mix), share_(share) {
     set_tensors({plain_->tensors().begin(), plain_->tensors().end()});
   }
   void release(std::string_view) const override {}
@@ -180,14 +181,19 @@ class Bigrams final : public io::WeightSource {
  private:
   Tensor load(size_t index) const override {
     const io::WeightInfo& info = tensors()[index];
-    if (info.name.ends_with("shared_head.norm.weight")) return plain_->get("model.norm.weight");
+    if (info.name.ends_with("shared_head.norm.weight") || info.name == "mtp.norm.weight")
+      return plain_->get("model.norm.weight");
     const Tensor values = converted_on_host(plain_->get(info.name).view, DType::f32);
     auto* data = values.view.as<float>();
     const auto has = [&](const char* part) { return info.name.find(part) != std::string::npos; };
-    if (has("o_proj") || has("down_proj") || has("eh_proj")) std::fill_n(data, values.view.num_elements(), 0.0f);
-    if (has("enorm") || has("hnorm")) std::fill_n(data, values.view.num_elements(), 1.0f);
+    const bool joins = has("eh_proj") || has("mtp.fc.");
+    const int64_t count = values.view.num_elements();
+    if (has("o_proj") || has("out_proj") || has("down_proj"))
+      std::transform(data, data + count, data, [&](float value) { return share_ * value; });
+    if (joins || has("mtp.pre_fc_norm")) std::fill_n(data, count, 0.0f);  // Qwen's norms multiply by 1 + weight
+    if (has("enorm") || has("hnorm")) std::fill_n(data, count, 1.0f);
     const int64_t hidden = info.shape[0];
-    for (int64_t i = 0; has("eh_proj") && i < hidden; ++i) {
+    for (int64_t i = 0; joins && i < hidden; ++i) {
       data[i * 2 * hidden + i] = 1;
       data[i * 2 * hidden + hidden + i] = mix_;
     }
@@ -196,12 +202,12 @@ class Bigrams final : public io::WeightSource {
   Tensor load_bytes(size_t index) const override { return plain_->get_bytes(tensors()[index].name); }
 
   std::shared_ptr<const io::WeightSource> plain_;
-  float mix_;
+  float mix_, share_;
 };
 
-Checkpoint bigrams(const char* name, float mix) {
+Checkpoint bigrams(const char* name, float mix, float share = 0) {
   Checkpoint checkpoint = models::open_checkpoint(golden(name));
-  checkpoint.weights = std::make_shared<Bigrams>(checkpoint.weights, mix);
+  checkpoint.weights = std::make_shared<Bigrams>(checkpoint.weights, mix, share);
   return checkpoint;
 }
 
@@ -262,12 +268,16 @@ std::vector<GenerationRequest> requests_of(int64_t vocab) {
 }
 
 class MtpAnswers : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Models, MtpAnswers, testing::Values("deepseek_v3_mtp", "deepseek_v32_mtp", "glm4_moe_mtp"),
+INSTANTIATE_TEST_SUITE_P(Models, MtpAnswers,
+                         testing::Values("deepseek_v3_mtp", "deepseek_v32_mtp", "glm4_moe_mtp", "qwen3_next_mtp",
+                                         "qwen3_5_mtp", "qwen3_5_moe_mtp"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(MtpAnswers, AreThoseWithoutIt) {
   for (const float mix : {0.0f, 0.6f, -1.0f}) {  // always right, sometimes, and as in the file
-    const Checkpoint checkpoint = mix < 0 ? models::open_checkpoint(golden(GetParam())) : bigrams(GetParam(), mix);
+    const float share = mix > 0 ? 0.05f : 0;
+    const Checkpoint checkpoint =
+        mix < 0 ? models::open_checkpoint(golden(GetParam())) : bigrams(GetParam(), mix, share);
     const auto engine = model_of(checkpoint, speculating(3));
     const std::vector<GenerationRequest> requests = requests_of(engine->model().info().vocab);
     const auto head = head_of(checkpoint, *engine, contiguous(3, 96, 16));
@@ -347,12 +357,48 @@ TEST(MtpHeadTest, ReadsTheEndOfALongPrompt) {
 
 // --- Text in, text out.
 
-class MtpLlm : public testing::Test {
+constexpr int64_t kTokens = 384;  // of the tokenizer
+
+// Embeddings and heads of few tokens become those of kTokens: row i is the row i % rows, a little longer each time.
+class Padded final : public io::WeightSource {
+ public:
+  explicit Padded(std::shared_ptr<const io::WeightSource> plain)
+      : WeightSource(plain->path()), plain_(std::move(plain)) {
+    std::vector<io::WeightInfo> all(plain_->tensors().begin(), plain_->tensors().end());
+    for (io::WeightInfo& each : all)
+      if (is_padded(each.name)) each.shape[0] = kTokens;
+    set_tensors(std::move(all));
+  }
+  void release(std::string_view) const override {}
+  std::vector<std::shared_ptr<const io::MappedFile>> files() const override { return plain_->files(); }
+
+ private:
+  static bool is_padded(std::string_view name) {
+    return name.ends_with("embed_tokens.weight") || name == "lm_head.weight";
+  }
+  Tensor load(size_t index) const override {
+    const io::WeightInfo& info = tensors()[index];
+    const Tensor plain = plain_->get(info.name);
+    if (!is_padded(info.name)) return plain;
+    const Tensor padded = Tensor::on_host(DType::f32, info.shape);
+    const int64_t rows = plain.shape()[0], width = info.shape[1];
+    for (int64_t i = 0; i < kTokens; ++i)
+      for (int64_t j = 0; j < width; ++j)
+        padded.view.as<float>()[i * width + j] =
+            plain.view.as<float>()[i % rows * width + j] * (1 + 0.05f * static_cast<float>(i / rows));
+    return padded;
+  }
+  Tensor load_bytes(size_t index) const override { return plain_->get_bytes(tensors()[index].name); }
+
+  std::shared_ptr<const io::WeightSource> plain_;
+};
+
+class MtpLlm : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    folder = fs::path(testing::TempDir()) / "mtp_llm";
+    folder = fs::path(testing::TempDir()) / fmt::format("mtp_llm_{}", GetParam());
     fs::create_directories(folder);
-    for (const char* from : {"golden/glm4_moe_mtp", "chat/small"})
+    for (const std::string& from : {fmt::format("golden/{}", GetParam()), std::string("chat/small")})
       for (const auto& each : fs::directory_iterator(fs::path(EADEM_SOURCE_DIR) / "tests/data" / from))
         if (each.is_regular_file() && each.path().filename() != "mtp.safetensors")
           fs::copy_file(each.path(), folder / each.path().filename(), fs::copy_options::overwrite_existing);
@@ -361,18 +407,27 @@ class MtpLlm : public testing::Test {
 
   std::unique_ptr<LLM> open(const char* speculate) const {
     Checkpoint checkpoint = models::open_checkpoint(folder.string());
-    checkpoint.weights = std::make_shared<Bigrams>(checkpoint.weights, 0.3f);
+    models::ModelConfig config = *checkpoint.model->config();
+    config.vocab_size = kTokens;
+    checkpoint.model = std::make_shared<models::Decoder>(config);
+    checkpoint.weights =
+        std::make_shared<Bigrams>(std::make_shared<Padded>(checkpoint.weights), 0.3f, states() ? 0.05f : 0.0f);
     EngineOptions options;
     options.cache = PagedKVCacheConfig{.block_size = 16, .max_batch_size = 3, .max_cache_len = 120};
     return std::make_unique<LLM>(std::move(checkpoint), cpu(), options, Logger(LogLevel::warning),
                                  std::function<void(int64_t, int64_t)>{}, SpeculationOptions::of(speculate));
   }
 
+  // Whether the model has states per sequence.
+  static bool states() { return std::string_view(GetParam()).starts_with("qwen"); }
+
   fs::path folder;
 };
+INSTANTIATE_TEST_SUITE_P(Models, MtpLlm, testing::Values("glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp"),
+                         [](const auto& info) { return std::string(info.param); });
 
-TEST_F(MtpLlm, CompletionsAreThoseWithoutIt) {
-  const auto plain = open("none"), mtp = open("mtp");
+TEST_P(MtpLlm, CompletionsAreThoseWithoutIt) {
+  const auto plain = open("none"), mtp = open("mtp"), lookup = open("lookup");
   SamplingParams params;
   params.temperature = 0;
   params.max_tokens = 60;
@@ -383,13 +438,18 @@ TEST_F(MtpLlm, CompletionsAreThoseWithoutIt) {
   sampled.n = 2;
   for (const SamplingParams& each : {params, sampled}) {
     const std::vector<std::string> prompts = {"Hello there", "a b c", "The cat sat. The cat", "one"};
-    const std::vector<Completion> expected = plain->generate(prompts, each), actual = mtp->generate(prompts, each);
-    ASSERT_EQ(actual.size(), expected.size());
-    for (size_t i = 0; i < actual.size(); ++i) {
-      EXPECT_EQ(actual[i].error, "");
-      EXPECT_EQ(actual[i].token_ids, expected[i].token_ids);
-      EXPECT_EQ(actual[i].logprobs, expected[i].logprobs);
-      EXPECT_LE(actual[i].accepted_tokens, actual[i].proposed_tokens);
+    const std::vector<Completion> expected = plain->generate(prompts, each);
+    for (LLM* const llm : {mtp.get(), lookup.get()}) {
+      const std::vector<Completion> actual = llm->generate(prompts, each);
+      ASSERT_EQ(actual.size(), expected.size());
+      for (size_t i = 0; i < actual.size(); ++i) {
+        EXPECT_EQ(actual[i].error, "");
+        EXPECT_EQ(actual[i].token_ids, expected[i].token_ids);
+        EXPECT_EQ(actual[i].logprobs, expected[i].logprobs);
+        EXPECT_LE(actual[i].accepted_tokens, actual[i].proposed_tokens);
+      }
+      // What is computed again is no token of an answer.
+      EXPECT_EQ(llm->last_stats().decode_tokens, plain->last_stats().decode_tokens);
     }
   }
   EXPECT_EQ(plain->last_stats().proposed_tokens, 0);
@@ -479,7 +539,7 @@ const models::ModelFamily& with_a_wide_head() {
 TEST(MtpFiles, WhatCannotBeComputedIsRefusedBeforeWeightsAreRead) {
   EngineOptions options = speculating(1);
   EXPECT_HAS(refusal_of_llm(unread("glm4_moe"), options), "there is no 'model.layers.2.enorm.weight'");
-  EXPECT_HAS(refusal_of_llm(unread("qwen3_next_mtp"), options), "qwen3_next has states per sequence");
+  EXPECT_HAS(refusal_of_llm(unread("qwen3_next"), options), "there is no 'mtp.pre_fc_norm_embedding.weight'");
 
   Checkpoint checkpoint = unread("glm4_moe_mtp");
   checkpoint.model = std::make_shared<models::Decoder>(*checkpoint.model->config(), with_a_wide_head());
