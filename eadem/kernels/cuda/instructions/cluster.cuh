@@ -19,8 +19,8 @@ __device__ inline int cluster_rank() {
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// Arrives at the barrier of block `rank` that stands where this block's barrier `barrier` does. It orders reads, but what
-// this block wrote may not be visible to the other one.
+// Arrives at the barrier of block `rank` that stands where this block's barrier `barrier` does. It orders reads, but
+// what this block wrote may not be visible to the other one.
 __device__ inline void arrive_at_block(uint32_t barrier, int rank) {
   asm volatile(
       "{\n"
