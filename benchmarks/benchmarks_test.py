@@ -97,8 +97,19 @@ class TraceReplays(unittest.TestCase):
 
     def test_options(self):
         self.assertEqual(self.trace.command_of("azure", "steps of 128 tokens"),
-                         ["--trace-requests", "150", "--trace-rate", "2", "--trace-divide", "4", "--step-tokens", "128"])
-        self.assertEqual(self.trace.command_of("mooncake", "without prefix reuse", 0.01)[:2], ["--trace-requests", "10"])
+                         ["--trace-requests", "150", "--trace-rate", "4", "--trace-divide", "4", "--step-tokens", "128"])
+        self.assertEqual(self.trace.command_of("mooncake", "without prefix reuse", 0.01)[:2], ["--trace-requests", "6"])
+
+    def test_rounds_of_two_sittings(self):
+        def record(rounds, options="--x"):
+            return {"commit": "a", "date": str(rounds), "traces": [
+                {"trace": "azure", "file": "f", "variants": [{"variant": "v", "options": options, "rounds": rounds}]}]}
+        both = self.trace.merged(record([{"steps": 1}, {"steps": 5}]), record([{"steps": 3}]))
+        row = both["traces"][0]["variants"][0]
+        self.assertEqual(row["rounds"], [{"steps": 1}, {"steps": 5}, {"steps": 3}])
+        self.assertEqual(self.trace.median(row, "steps"), 3)
+        with self.assertRaises(SystemExit):
+            self.trace.merged(record([]), record([], "--y"))
 
     def test_the_context_is_that_of_a_copy(self):
         source = HERE.parent / "tests/data/golden/llama"

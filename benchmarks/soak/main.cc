@@ -47,7 +47,7 @@ using namespace eadem::engine;
 using Clock = std::chrono::steady_clock;
 using Ids = std::vector<int32_t>;
 
-constexpr int64_t kHeapSlack = 256 << 10, kResidentSlack = 2 << 20, kBesidePlan = 16 << 20;
+constexpr int64_t kHeapSlack = 32 << 10, kResidentSlack = 2 << 20, kBesidePlan = 16 << 20;
 constexpr int64_t kLongest = 320;  // tokens of a request, with its answer
 constexpr size_t kRequests = 64, kCallsOfRound = 24;
 
