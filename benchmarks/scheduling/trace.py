@@ -168,7 +168,7 @@ def table(trace):
 def plot(trace):
     """Bars of the times of each variant, a panel for each time on a scale of its own."""
     sys.path.insert(0, str(ROOT / "scripts"))
-    from performance_summary import STYLE  # pylint: disable=import-outside-toplevel
+    from performance_summary import STYLE
 
     rows = trace["variants"]
     left, width, bar, gap, title = 150, 260, 11, 8, 26

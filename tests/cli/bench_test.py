@@ -91,7 +91,7 @@ class Bench(ProgramTest):
     def test_trace_as_text(self):
         out = self.done("bench", "--random", STORIES / "config.json", "--type", "q8_0", "--trace", DATA / "traces/azure.csv",
                         "--trace-divide", "4", "--trace-rate", "10").out
-        for words in ("azure.csv: 4 of 5 requests, times divided by 10, lengths by 4; 1 left out, longer than the model's "
+        for words in ("azure.csv: 4 of 5 requests, times divided by 10, lengths divided by 4; 1 left out, longer than the model's "
                       "context of 512 tokens", "at most 16 running, steps of 512 tokens, a cache of 3840 tokens, prefixes "
                       "reused, no speculation", "4 requests finished in ", "time to first token ", "time per token ",
                       "gap between tokens ", "whole request ", "0 preemptions", "memory: "):

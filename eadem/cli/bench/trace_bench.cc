@@ -50,10 +50,9 @@ double share(int64_t part, int64_t whole) {
 }
 
 std::string scale_text(const Workload& workload) {
+  const auto scaled = [](double by) { return by == 1 ? "as in the trace" : fmt::format("divided by {:g}", by); };
   const TraceScale& scale = workload.scale();
-  return fmt::format("{}, {}",
-                     scale.rate == 1 ? "times as in the trace" : fmt::format("times divided by {:g}", scale.rate),
-                     scale.divide == 1 ? "lengths, too" : fmt::format("lengths by {}", scale.divide));
+  return fmt::format("times {}, lengths {}", scaled(scale.rate), scaled(static_cast<double>(scale.divide)));
 }
 
 std::string settings_text(const engine::InferEngine& engine, const std::string& speculate) {
