@@ -3,6 +3,7 @@
 """Smoke tests of the benchmark programs: they run, their records have the stated form, and --compare judges as stated.
 
     benchmarks_test.py EADEM_CEILINGS EADEM_OP_BENCH EADEM_TRAINING_BENCH EADEM_SCHEDULING_BENCH EADEM_HOOKS_BENCH
+                       EADEM_SOAK
 
 No timing decides here: comparisons are of records that this test writes.
 """
@@ -18,7 +19,7 @@ import unittest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-CEILINGS, OP_BENCH, TRAINING_BENCH, SCHEDULING_BENCH, HOOKS_BENCH = sys.argv[1:6]
+CEILINGS, OP_BENCH, TRAINING_BENCH, SCHEDULING_BENCH, HOOKS_BENCH, SOAK = sys.argv[1:7]
 
 
 def run(*command):
@@ -88,6 +89,59 @@ class SpeculationGains(unittest.TestCase):
         self.assertEqual((row["accepted"], row["tokens_per_step"], row["tokens_per_second"]), (0.6, 1.5, 10))
         self.assertIsNone(self.gains.summary([(record(1), record(1))])["accepted"])
         self.assertEqual(self.gains.middle([record(5), record(1), record(3)]), record(3))
+
+
+class TraceReplays(unittest.TestCase):
+    def setUp(self):
+        self.trace = load(HERE / "scheduling" / "trace.py")
+
+    def test_options(self):
+        self.assertEqual(self.trace.command_of("azure", "steps of 128 tokens"),
+                         ["--trace-requests", "150", "--trace-rate", "4", "--trace-divide", "4", "--step-tokens", "128"])
+        self.assertEqual(self.trace.command_of("mooncake", "without prefix reuse", 0.01)[:2], ["--trace-requests", "6"])
+
+    def test_rounds_of_two_sittings(self):
+        def record(rounds, options="--x"):
+            return {"commit": "a", "date": str(rounds), "traces": [
+                {"trace": "azure", "file": "f", "variants": [{"variant": "v", "options": options, "rounds": rounds}]}]}
+        both = self.trace.merged(record([{"steps": 1}, {"steps": 5}]), record([{"steps": 3}]))
+        row = both["traces"][0]["variants"][0]
+        self.assertEqual(row["rounds"], [{"steps": 1}, {"steps": 5}, {"steps": 3}])
+        self.assertEqual(self.trace.median(row, "steps"), 3)
+        with self.assertRaises(SystemExit):
+            self.trace.merged(record([]), record([], "--y"))
+
+    def test_the_context_is_that_of_a_copy(self):
+        source = HERE.parent / "tests/data/golden/llama"
+        with tempfile.TemporaryDirectory() as folder:
+            copy = self.trace.with_context(source, Path(folder))
+            before, after = (json.loads((path / "config.json").read_text()) for path in (source, copy))
+            self.assertEqual(after, before | {"max_position_embeddings": 4096})
+            self.assertEqual({path.name for path in copy.iterdir()}, {path.name for path in source.iterdir() if path.is_file()})
+
+    def test_the_page_is_what_the_records_say(self):
+        root = HERE.parent
+        page = (root / "docs/scheduler.md").read_text()
+        records = list((HERE / "results/traces").glob("*.json"))
+        self.assertTrue(records)
+        for path in records:
+            for trace in json.loads(path.read_text())["traces"]:
+                self.assertIn("\n".join(self.trace.table(trace)), page)
+                self.assertEqual((root / f"docs/scheduler/{trace['trace']}.svg").read_text(), self.trace.plot(trace))
+
+
+class Soak(unittest.TestCase):
+    def test_nothing_accumulates(self):
+        result = run(SOAK, "--seconds", "5", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        record = json.loads(result.stdout)
+        self.assertEqual((record["name"], record["wrong"]), ("soak", 0))
+        self.assertGreater(record["tokens"], 0)
+
+    def test_a_run_without_variety_is_no_success(self):
+        result = run(SOAK, "--seconds", "0.1", "--cache-tokens", "65536", "--json")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("nothing was preempted", result.stderr)
 
 
 class HooksBench(unittest.TestCase):

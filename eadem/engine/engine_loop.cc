@@ -69,6 +69,11 @@ CacheCounters EngineLoop::counters() const {
   return scheduler_.counters();
 }
 
+int64_t EngineLoop::num_free_blocks() const {
+  const std::lock_guard lock(mutex_);
+  return scheduler_.num_free_blocks();
+}
+
 // --- The thread that drives.
 
 // Begins new calls, and ends those that were cancelled or stopped.

@@ -58,6 +58,8 @@ class EngineLoop {
 
   // What requests found in the cache so far, and what that took. Any thread, at any time.
   CacheCounters counters() const;
+  // Blocks of the cache that no request and no kept conversation holds, between two steps. Any thread, at any time.
+  int64_t num_free_blocks() const;
 
  private:
   using Clock = std::chrono::steady_clock;

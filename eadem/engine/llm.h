@@ -68,6 +68,8 @@ class LLM {
   GenerationStats last_stats() const;
   // What all requests found in the cache so far. Any thread, at any time.
   CacheCounters cache_counters() const { return loop_->counters(); }
+  // Blocks of the cache that neither a request nor the conversation of continue_ids holds. Any thread, at any time.
+  int64_t num_free_blocks() const { return loop_->num_free_blocks(); }
   const models::Checkpoint& checkpoint() const { return checkpoint_; }
 
  private:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 
 from chat_model import write_chat_model
-from program import GOLDEN, PROGRAM, STORIES, ProgramTest, main
+from program import DATA, GOLDEN, PROGRAM, STORIES, ProgramTest, main
 
 COMMANDS = [["run"], ["chat"], ["perplexity"], ["inspect"], ["explain"], ["bench"], ["train"], ["tokenizer"], ["tokenizer", "train"],
             ["tokenizer", "encode"], ["tokenizer", "decode"], ["convert"], ["doctor"]]
@@ -40,6 +40,7 @@ class Examples(ProgramTest):
         self.done("convert", model, self.folder / "model.gguf")
         for name in ["model-bf16.gguf", "model-f32.gguf"]:
             shutil.copy(self.folder / "model.gguf", self.folder / name)
+        shutil.copy(DATA / "traces/azure.csv", self.folder / "AzureLLMInferenceTrace_conv.csv")
         (self.folder / "my-1b").mkdir()
         shape = json.loads((GOLDEN / "llama/config.json").read_text())
         shape.update(hidden_size=256, intermediate_size=256, num_attention_heads=8, num_key_value_heads=8,

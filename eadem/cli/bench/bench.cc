@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// eadem bench: how fast a model prefills and decodes, and what share of the machine's limits that is.
+// eadem bench: how fast a model prefills and decodes, and what share of the machine's limits that is; or how long the
+// requests of a trace take.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -9,6 +10,7 @@
 
 #include "eadem/cli/bench/machine.h"
 #include "eadem/cli/bench/products.h"
+#include "eadem/cli/bench/trace_bench.h"
 #include "eadem/cli/commands.h"
 #include "eadem/cli/completion_text.h"
 #include "eadem/cli/interrupt.h"
@@ -119,8 +121,9 @@ struct BenchOptions {
   ModelOptions model;
   std::optional<std::string> random;
   std::string weights_type;
-  std::vector<int64_t> depths = {0}, batches = {1};
+  std::vector<int64_t> depths, batches;
   int64_t prompt = 512, gen = 128, repeat = 5;
+  TraceOptions trace;
   bool json = false;
 };
 
@@ -131,7 +134,7 @@ std::optional<BenchOptions> parse_bench(CommandLine command_line) {
       "bench",
       "Measures how fast a model reads prompts (prefill) and draws tokens (decode): median and spread of "
       "several runs, the share of what memory and arithmetic measured on this machine allow, and the "
-      "whole way with tokenizing and sampling.");
+      "whole way with tokenizing and sampling. With --trace: how long the requests of a recorded service take.");
   options.model.add_operand(arguments);
   arguments.section("What to measure");
   arguments.option("--random", "CONFIG", options.random,
@@ -142,12 +145,14 @@ std::optional<BenchOptions> parse_bench(CommandLine command_line) {
   arguments.choice("--type", types, options.weights_type,
                    "with --random: how the matrices are stored, as for `eadem convert`, or in one of the types that it "
                    "only reads (default: as the config states, else f32)");
-  arguments.option("-p,--prompt", "N", options.prompt, "tokens of a prompt (default: 512); 0: no prefill");
-  arguments.option("-n,--gen", "N", options.gen, "tokens to decode (default: 128); 0: no decode");
+  std::optional<int64_t> prompt, gen, repeat;
+  arguments.option("-p,--prompt", "N", prompt, "tokens of a prompt (default: 512); 0: no prefill");
+  arguments.option("-n,--gen", "N", gen, "tokens to decode (default: 128); 0: no decode");
   arguments.sizes("-d,--depth", "N,…", options.depths, "tokens that the cache holds before (default: 0)");
   arguments.sizes("--batch", "N,…", options.batches, "sequences at once (default: 1)");
-  arguments.option("-r,--repeat", "N", options.repeat, "runs of each (default: 5)");
+  arguments.option("-r,--repeat", "N", repeat, "runs of each (default: 5)");
   arguments.flag("--json", options.json, "one JSON object");
+  options.trace.add(arguments);
   options.model.add_device(arguments);
   options.model.add_ranks(arguments);
   options.model.add_precision(arguments);
@@ -156,9 +161,26 @@ std::optional<BenchOptions> parse_bench(CommandLine command_line) {
   arguments.example("eadem bench model.gguf --depth 0,4k", "short and long contexts");
   arguments.example("eadem bench --random my-1b/config.json --type q4_k_m --batch 1,8",
                     "an architecture without a download");
+  arguments.example("eadem bench --trace AzureLLMInferenceTrace_conv.csv --trace-requests 500 --trace-divide 4",
+                    "requests as they came to a service, a quarter as long");
   if (!arguments.parse(command_line)) return std::nullopt;
   options.model.check_ranks();
   options.model.check_speculation();
+  options.trace.check();
+  const auto without_trace = [&](const char* name, bool given) {
+    if (given && options.trace.file)
+      throw UsageError(fmt::format("{} and --trace both say what to measure; give one", name));
+  };
+  without_trace("--prompt", prompt.has_value());
+  without_trace("--gen", gen.has_value());
+  without_trace("--depth", !options.depths.empty());
+  without_trace("--batch", !options.batches.empty());
+  without_trace("--repeat", repeat.has_value());
+  options.prompt = prompt.value_or(options.prompt);
+  options.gen = gen.value_or(options.gen);
+  options.repeat = repeat.value_or(options.repeat);
+  if (options.depths.empty()) options.depths = {0};
+  if (options.batches.empty()) options.batches = {1};
   if (options.random && options.model.speculate != "none")
     throw UsageError("--speculate is for the whole way of a MODEL; --random has no tokenizer");
   if (options.random && options.model.model) throw UsageError("MODEL and --random both say what to measure; give one");
@@ -342,6 +364,16 @@ EndToEnd measure_end_to_end(const BenchOptions& options, const models::Checkpoin
   return {llm.last_stats(), seconds, static_cast<int64_t>(completion.token_ids.size())};
 }
 
+// An object that says what was measured on what.
+JsonValue described(const models::Checkpoint& checkpoint, int64_t num_parameters,
+                    const std::shared_ptr<Device>& device) {
+  JsonValue result = JsonValue::object();
+  result.set("version", EADEM_VERSION).set("model", json_text(checkpoint.path)).set("device", device->description());
+  if (const auto* cpu = dynamic_cast<const CpuDevice*>(device.get()))
+    result.set("threads", cpu->decode_threads()).set("prefill_threads", cpu->prefill_threads());
+  return result.set("parameters", num_parameters);
+}
+
 void print_json(const BenchOptions& options, const models::Checkpoint& checkpoint, int64_t num_parameters,
                 const std::shared_ptr<Device>& device, const Measurement& measured,
                 const std::optional<EndToEnd>& end_to_end) {
@@ -352,13 +384,8 @@ void print_json(const BenchOptions& options, const models::Checkpoint& checkpoin
     entry.set("lowest", row.rate.low).set("highest", row.rate.high).set("share_of_roofline", row.roofline);
     list.push_back(entry.set("in_cache", row.in_cache));
   }
-  JsonValue result = JsonValue::object();
-  result.set("version", EADEM_VERSION).set("model", json_text(checkpoint.path)).set("device", device->description());
-  if (const auto* cpu = dynamic_cast<const CpuDevice*>(device.get()))
-    result.set("threads", cpu->decode_threads()).set("prefill_threads", cpu->prefill_threads());
-  result.set("parameters", num_parameters)
-      .set("weight_bytes_per_step", measured.weight_bytes)
-      .set("repeat", options.repeat);
+  JsonValue result = described(checkpoint, num_parameters, device);
+  result.set("weight_bytes_per_step", measured.weight_bytes).set("repeat", options.repeat);
   result.set("read_bytes_per_second", measured.rates.read_bytes_per_second);
   result.set("f32_flops_per_second", measured.rates.f32_flops_per_second);
   result.set("int8_ops_per_second", measured.rates.int8_ops_per_second);
@@ -417,6 +444,35 @@ void print_text(const BenchOptions& options, const models::Checkpoint& checkpoin
         speculation_text(end_to_end->stats)));
 }
 
+// Replays a trace and prints the report.
+int bench_trace(const BenchOptions& options, const models::Checkpoint& checkpoint, int64_t num_parameters,
+                InferEngine& engine, const engine::SpeculationOptions& speculation, const Workload& workload) {
+  std::unique_ptr<engine::Speculator> speculator;
+  if (speculation.room() > 0)
+    speculator =
+        engine::make_speculator(speculation, checkpoint, engine, engine::open_tokenizer(checkpoint), cli_logger(), {});
+  // A prompt warms up pages, caches and threads.
+  const int64_t running = engine.max_batch_size(), step = engine.options().max_num_batched_tokens;
+  const int64_t tokens = std::min(step, workload.longest());
+  clear_cache(engine, 1);
+  read_tokens(engine, 1, tokens, 0, step, tokens);
+  clear_cache(engine, running);
+  const Replay replay = run_replay(engine, speculator.get(), workload);
+  if (replay.finished + replay.failed == 0) throw Cancelled("stopped before a request had ended");
+  if (options.json) {
+    JsonValue result = described(checkpoint, num_parameters, engine.device());
+    set_replay(result, options.trace, workload, replay, engine, options.model.speculate);
+    print(io::to_json(result.set("stopped", replay.stopped)) + "\n");
+  } else {
+    print(fmt::format("{}: {}, {} parameters, on {}\n", checkpoint.path, checkpoint.model->info().architecture,
+                      count_text(static_cast<double>(num_parameters)), engine.device()->description()));
+    print(replay_text(options.trace, workload, replay, engine, options.model.speculate));
+  }
+  if (!replay.stopped) return kOk;
+  note("stopped; {} of {} requests had ended", replay.finished + replay.failed, workload.requests().size());
+  return kInterrupted;
+}
+
 }  // namespace
 
 int bench(CommandLine command_line) {
@@ -430,9 +486,11 @@ int bench(CommandLine command_line) {
           : models::open_checkpoint(resolve_model(options->model.model));
   const modules::ModelSpec spec = spec_of(*options, checkpoint);
   const int64_t context = checkpoint.model->info().max_positions;
+  std::optional<Workload> workload;
+  if (options->trace.file) workload = options->trace.workload(context);
   const int64_t needed =
       *std::max_element(options->depths.begin(), options->depths.end()) + std::max(options->prompt, options->gen);
-  if (needed > context)
+  if (!workload && needed > context)
     throw InvalidArgument("the deepest run needs {} tokens of context; the model has {}", needed, context);
 
   const engine::SpeculationOptions speculation = options->model.speculation();
@@ -440,6 +498,7 @@ int bench(CommandLine command_line) {
   engine_options.draft_tokens = speculation.room();
   engine_options.cache = engine::PagedKVCacheConfig{
       .max_batch_size = *std::max_element(options->batches.begin(), options->batches.end()), .max_cache_len = needed};
+  if (workload) options->trace.set(engine_options, *workload);
   const std::unique_ptr<distributed::RankProcesses> ranks =
       start_ranks(options->model, *checkpoint.model, engine_options,
                   [&](std::shared_ptr<Device> device, const engine::EngineOptions& own) {
@@ -448,8 +507,10 @@ int bench(CommandLine command_line) {
                   });
   const std::shared_ptr<Device> device = options->model.open();
   engine::require_proposer(speculation, checkpoint, device, engine_options);
+  if (workload) options->trace.set_cache_bytes(engine_options, checkpoint, *device);
   std::unique_ptr<InferEngine> engine = open_engine(*options, checkpoint, spec, device, engine_options);
   stop_if_interrupted();
+  if (workload) return bench_trace(*options, checkpoint, spec.num_parameters, *engine, speculation, *workload);
   Measurement measured = measure(*options, *engine);
 
   std::optional<EndToEnd> end_to_end;
