@@ -35,13 +35,6 @@ bool takes_fp8_stream(const KernelRequest& request) {
          weights != nullptr && weights->format().kind == Fp8Format::Kind::e4m3 && weight.fixed(1) % kFp8Multiple == 0;
 }
 
-WeightScaling scaling_of(const Encoding* encoding) {
-  const Fp8Format& format = Fp8Encoding::of(encoding)->format();
-  return format.block_rows == 0   ? WeightScaling::matrix
-         : format.block_rows == 1 ? WeightScaling::rows
-                                  : WeightScaling::blocks;
-}
-
 CudaMatmulProblem matmul_problem(const KernelRequest& request) {
   const TensorType &x = request.inputs[0], &weight = request.inputs[1];
   const bool bias = request.op == "linear" && !is_unconnected(request.inputs[2]);
@@ -205,16 +198,24 @@ class ProductTest {
 constexpr int64_t kMostDecodedBytes = int64_t{512} << 20;
 int64_t ceil_multiple(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
+// What the scales of a weight belong to; `rows` of weights that have none.
+WeightScaling scaling_of(const Encoding* encoding) {
+  const Fp8Encoding* fp8 = Fp8Encoding::of(encoding);
+  if (fp8 == nullptr || fp8->format().block_rows == 1) return WeightScaling::rows;
+  return fp8->format().block_rows == 0 ? WeightScaling::matrix : WeightScaling::blocks;
+}
+
 }  // namespace
 
 ExactProduct::ExactProduct(CudaDevice& device, const KernelRequest& request)
     : device_(&device),
-      layout_(request.inputs[0].encoding != nullptr ? nullptr : layout_of(request.inputs[1])) {  // codes: not packed
+      layout_(request.inputs[0].encoding != nullptr ? nullptr : layout_of(request.inputs[1])),  // codes: not packed
+      scaling_(scaling_of(request.inputs[1].encoding)) {
   const CudaMatmulProblem problem = matmul_problem(request);
   const int64_t row_bytes = problem.out * static_cast<int64_t>(dtype_size(problem.result));
   const int64_t most_rows = request.inputs[0].dim(0).bind(request.bounds);
   if (most_rows <= kLinearStreamMaxTokens || row_bytes % CudaMatmul::kAlignment != 0) return;
-  if (problem.e4m3 && scaling_of(request.inputs[1].encoding) != WeightScaling::rows) return;  // the library has no such
+  if (problem.e4m3 && scaling_ != WeightScaling::rows) return;  // the library has no such scales
   if (layout_ != nullptr) {
     const int64_t decoded_bytes = ceil_multiple(problem.out * problem.in * 2, kScratchAlignment);
     if (decoded_bytes > kMostDecodedBytes) return;
@@ -236,6 +237,7 @@ ExactProduct::ExactProduct(CudaDevice& device, const KernelRequest& request)
 }
 
 void ExactProduct::run(LinearParams p, void* scratch) const {
+  p.weight_scaling = scaling_;
   const CudaMatmul::Plan* plan = p.tokens > kLinearStreamMaxTokens ? plans_[CudaMatmul::range_of(p.tokens)] : nullptr;
   if (plan == nullptr) {
     compute_rows(*device_, p, layout_);

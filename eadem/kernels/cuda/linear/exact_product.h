@@ -21,8 +21,6 @@ bool takes_stream(const KernelRequest& request);
 std::string stream_requirement(const KernelRequest& request);
 // Whether fp8_stream accepts them: x as it will be once it is rounded, weight in e4m3.
 bool takes_fp8_stream(const KernelRequest& request);
-// Of a weight in e4m3.
-WeightScaling scaling_of(const Encoding* encoding);
 
 // The problem of x and the first weight.
 CudaMatmulProblem matmul_problem(const KernelRequest& request);
@@ -48,12 +46,15 @@ class ExactProduct {
   static constexpr int64_t kScratchAlignment = 64;
   int64_t scratch_bytes() const { return scratch_bytes_; }
   const FragmentLayout* layout() const { return layout_; }
+  WeightScaling scaling() const { return scaling_; }
 
+  // What the weight's scales belong to does not count.
   void run(LinearParams params, void* scratch) const;
 
  private:
   CudaDevice* device_;
   const FragmentLayout* layout_;  // of the weight; null: it is plain
+  WeightScaling scaling_;         // of the weight, if it is in e4m3
   int64_t scratch_bytes_ = 0;
   CudaMatmul::ExactPlans plans_{};  // null: the chains of this backend
 };

@@ -115,11 +115,6 @@ const void* operand_data(const TensorView& operand) {
 // The scales of 8-bit floats; null for other operands.
 const float* scales_of(const TensorView& operand) { return static_cast<const float*>(operand.more_planes[0]); }
 
-// What the scales of `weight` belong to, if x is rounded.
-WeightScaling scaling_of(const TensorView& x, const TensorView& weight) {
-  return x.encoding == nullptr ? WeightScaling::rows : cuda::scaling_of(weight.encoding);
-}
-
 LinearParams linear_params(const KernelCall& call) {
   const TensorView &x = call.inputs[0], &weight = call.inputs[1], &bias = call.inputs[2], &y = call.outputs[0];
   return {.x = operand_data(x),
@@ -134,8 +129,7 @@ LinearParams linear_params(const KernelCall& call) {
           .bias_dtype = bias.dtype,
           .y_dtype = y.dtype,
           .x_scales = scales_of(x),
-          .weight_scales = scales_of(weight),
-          .weight_scaling = scaling_of(x, weight)};
+          .weight_scales = scales_of(weight)};
 }
 
 PlanPtr prepare_cublaslt(const KernelRequest& request, Context& context) {
@@ -260,7 +254,7 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
                      .activation = product.kind,
                      .x_scales = scales_of(x),
                      .up_scales = scales_of(up),
-                     .scaling = scaling_of(x, gate)},
+                     .scaling = product.gate.scaling()},
                     {product.gate.layout()}, product.up.layout());
     if (product.rounds) EADEM_CUDA_CALL(launch_quantize_rows(rounding, device.stream()));
     return;
@@ -277,8 +271,7 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
                  .bias_dtype = y.dtype,
                  .y_dtype = y.dtype,
                  .x_scales = scales_of(x),
-                 .weight_scales = scales_of(gate),
-                 .weight_scaling = scaling_of(x, gate)};
+                 .weight_scales = scales_of(gate)};
   product.gate.run(p, scratch);
   p.weight = operand_data(up), p.weight_scales = scales_of(up);
   p.y = scratch + product.up_at;
@@ -394,7 +387,7 @@ void run_qkv(const QkvProduct& product, const KernelCall& call) {
                        .y_dtype = call.outputs[0].dtype,
                        .activation = {},
                        .x_scales = scales_of(x),
-                       .scaling = scaling_of(x, call.inputs[1])};
+                       .scaling = product.products[0].scaling()};
   for (size_t part = 0; part < 3; ++part) {
     const TensorView &weight = call.inputs[1 + 2 * part], &bias = call.inputs[2 + 2 * part];
     p.parts[part] = {operand_data(weight), elements(bias), elements(call.outputs[part]), weight.shape[0],
