@@ -29,8 +29,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = 4096
-# Of each trace: its file, how many requests of it, and how it is scaled. Conversations go on after minutes, so that only
-# a long piece of the second one has prefixes to reuse, and its cache holds all prompts.
+# Each trace has a file, a number of requests that are replayed, and a scale of times and lengths. Mooncake's conversations
+# go on after minutes: only many requests of it have prefixes to reuse, and its cache has room for all prompts.
 TRACES = {
     "azure": {"file": "AzureLLMInferenceTrace_conv.csv", "requests": 150, "rate": 4, "divide": 4, "options": []},
     "mooncake": {"file": "mooncake_conversation_trace.jsonl", "requests": 600, "rate": 10, "divide": 64,

@@ -114,8 +114,9 @@ struct Counts {
   std::atomic<int64_t> whole = 0, cancelled = 0, thrown = 0, refused = 0, tokens = 0;
 };
 
-// What a number of bytes was after the first fifth of the time: the most in the first half, the least in the second. A
-// list of all would grow itself.
+// Samples of memory in use, in bytes, after a warm-up of a fifth of the run: the largest of the first half of the rest
+// and the smallest of the second. Memory grows without end if the smallest exceeds the largest. No samples are kept,
+// since a list of them would grow, too.
 struct Growth {
   int64_t most = 0, least = 0;
 

@@ -287,7 +287,7 @@ std::span<const StepEvent> Scheduler::commit(const StepResults& results) {
 StepEvent Scheduler::commit_sequence(Sequence& sequence, const StepSequence& planned) {
   const int64_t known = std::ssize(planned.tokens) - planned.drafts;
   const bool decoded = sequence.state == RequestState::decoding;
-  // Of a request that decodes, the last token alone is new.
+  // Decoding adds one token a step. The known tokens before it were computed by an earlier step, too.
   const int64_t recomputed = decoded ? std::min(known, sequence.pending() - 1) : 0;
   const StepEvent event{.id = sequence.id,
                         .computed = known - recomputed,

@@ -16,7 +16,7 @@
 
 namespace eadem::cli {
 
-// What became of a request. Times are seconds after the replay began.
+// A request of the trace and its times, in seconds after the replay began.
 struct ReplayedRequest {
   double arrival = 0;          // as the workload states it, whenever a step was over
   double first = 0, last = 0;  // the ends of the steps that drew its first and its last token so far

@@ -24,7 +24,7 @@ struct Times {
   std::vector<double> values;
 };
 
-// Of requests that have finished, but for the gaps, which are those of all.
+// Returns the times of all finished requests. The gaps between tokens include those of unfinished requests.
 std::vector<Times> times_of(const Replay& replay) {
   Times first{"time_to_first_token", "time to first token", {}};
   Times token{"time_per_token", "time per token", {}};

@@ -49,14 +49,15 @@ class SequenceStates {
   // Throws InvalidArgument unless the slot or its second copy holds what `cached` tokens of that sequence left, or
   // cached is 0, and no other sequence of the step uses it.
   void check(int64_t sequence, int32_t slot, int32_t first_block, int64_t cached);
-  // What happens to a slot before a step that passed check() overwrites it.
+  // The work on a slot before a step that passed check() overwrites it, in this order.
   struct Preparation {
     int32_t slot = -1;
-    bool resets = false;   // its sequence begins
-    bool returns = false;  // it becomes its second copy
-    bool keeps = false;    // its second copy becomes what it is then
+    bool resets = false;   // the slot is zeroed, because its sequence begins
+    bool returns = false;  // the second copy is copied to the slot
+    bool keeps = false;    // the slot is copied to the second copy
   };
-  // With `keeps`, which needs second copies, a later step may begin behind `cached` tokens again.
+  // Returns the work for a step behind `cached` tokens. With `keeps`, which needs second copies, a later step may begin
+  // behind `cached` tokens again.
   Preparation preparation(int32_t slot, int32_t first_block, int64_t cached, bool keeps) const;
   void prepare(const Preparation& preparation);
   // From here to end() the slot holds nothing; its second copy stays.

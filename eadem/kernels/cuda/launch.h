@@ -306,11 +306,11 @@ struct AttentionBackwardParams {
 
 // --- linear.cu
 
-// What the f32 scales of a weight [out, in] in 8-bit floats belong to.
+// The elements that share a scale in a weight [out, in] of 8-bit floats, and the shape of its f32 scales.
 enum class WeightScaling : uint8_t {
-  rows,    // [out]
-  matrix,  // [1]
-  blocks,  // [ceil(out / 128), ceil(in / 128)], of 128 x 128 elements
+  rows,    // a row; [out]
+  matrix,  // all elements; [1]
+  blocks,  // a block of 128 x 128; [ceil(out / 128), ceil(in / 128)]
 };
 
 struct LinearParams {

@@ -247,7 +247,8 @@ TEST(SequenceStates, AStepBeginsAgainWhereAnEarlierOneDid) {
   returnable(*engine, tokens_of(5, kVocab, 2), 0, others, 1, false);
   const std::vector<float> once = returnable(*engine, {5}, 8, blocks, 0),
                            other = returnable(*engine, {9}, 5, others, 1);
-  // The same again, as often as wanted, also by steps that promise nothing, and after a step that did not end.
+  // A step may begin behind the 8 tokens any number of times: after one that may return, after one that may not, and
+  // after one that was given up.
   expect_same_bits(once, returnable(*engine, {5}, 8, blocks, 0), "again");
   expect_same_bits(returnable(*engine, {5, 6, 7}, 8, blocks, 0, false), returnable(*engine, {5, 6, 7}, 8, blocks, 0),
                    "three tokens");

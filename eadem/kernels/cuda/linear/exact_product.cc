@@ -27,12 +27,12 @@ std::string stream_requirement(const KernelRequest& request) {
 }
 
 bool takes_fp8_stream(const KernelRequest& request) {
-  const Fp8Encoding* weights = Fp8Encoding::of(request.inputs[1].encoding);
   const TensorType &x = request.inputs[0], &weight = request.inputs[1];
+  const Fp8Encoding* fp8 = Fp8Encoding::of(weight.encoding);
   return request.device->backend() == "cuda" &&
          static_cast<const CudaDevice*>(request.device)->compute_capability() >= 90 &&
          (x.encoding == &RowEncoding::fp8_e4m3() || (x.encoding == nullptr && x.dtype == DType::bf16)) &&
-         weights != nullptr && weights->format().kind == Fp8Format::Kind::e4m3 && weight.fixed(1) % kFp8Multiple == 0;
+         fp8 != nullptr && fp8->format().kind == Fp8Format::Kind::e4m3 && weight.fixed(1) % kFp8Multiple == 0;
 }
 
 CudaMatmulProblem matmul_problem(const KernelRequest& request) {
@@ -90,7 +90,7 @@ void compute_rows(CudaDevice& device, const LinearParams& p, const FragmentLayou
   };
   const auto size_of = [](DType dtype) { return static_cast<int64_t>(dtype_size(dtype)); };
   const bool e4m3 = p.x_scales != nullptr;
-  const int64_t at_once = e4m3 ? std::max<int64_t>(p.tokens, 1) : kLinearStreamMaxTokens;
+  const int64_t at_once = e4m3 ? p.tokens : kLinearStreamMaxTokens;
   for (int64_t row = 0; row < p.tokens; row += at_once)
     stream_products(
         device,
@@ -198,7 +198,7 @@ class ProductTest {
 constexpr int64_t kMostDecodedBytes = int64_t{512} << 20;
 int64_t ceil_multiple(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// What the scales of a weight belong to; `rows` of weights that have none.
+// Returns the scaling of a weight; `rows` if it has no scales.
 WeightScaling scaling_of(const Encoding* encoding) {
   const Fp8Encoding* fp8 = Fp8Encoding::of(encoding);
   if (fp8 == nullptr || fp8->format().block_rows == 1) return WeightScaling::rows;

@@ -48,13 +48,13 @@ class ExactProduct {
   const FragmentLayout* layout() const { return layout_; }
   WeightScaling scaling() const { return scaling_; }
 
-  // What the weight's scales belong to does not count.
+  // Sets params.weight_scaling itself.
   void run(LinearParams params, void* scratch) const;
 
  private:
   CudaDevice* device_;
   const FragmentLayout* layout_;  // of the weight; null: it is plain
-  WeightScaling scaling_;         // of the weight, if it is in e4m3
+  WeightScaling scaling_;         // of the weight; `rows` if it has no scales
   int64_t scratch_bytes_ = 0;
   CudaMatmul::ExactPlans plans_{};  // null: the chains of this backend
 };

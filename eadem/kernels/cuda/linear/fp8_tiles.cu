@@ -172,7 +172,7 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const Tiles& 
         for (int i = 0; i < 4; ++i)
           sum[t][i] = kBlockScales ? fmaf(done[t][i], scale, sum[t][i]) : sum[t][i] + done[t][i];
     };
-    // The chain that begins is the one that `add` is called for next.
+    // Called when a chain has begun: keeps its stage and its scale for the call of `add` that adds it.
     const auto advance = [&](int chunk) {
       left_empty = ring.empty_at(place.stage);
       if (kBlockScales) scale = __ldg(p.parts[0].scales + block + chunk);
