@@ -162,8 +162,12 @@ void RankProcesses::end() {
 
 void live_as_rank(ProcessGroup& group, int rank, pid_t parent, const RankBody& body) {
   if (!settle(parent)) return;
+  // It outlives the handlers below: a rank says why it ends before it leaves the group. Else the others could only say
+  // that it has left.
+  std::shared_ptr<Communicator> own;
   try {
-    body(group.join(rank));
+    own = group.join(rank);
+    body(own);
   } catch (const RankFailed&) {
     // The others know: rank 0 has left, or some rank has failed.
   } catch (const std::exception& error) {
