@@ -9,14 +9,38 @@ namespace eadem::kernels::cuda {
 
 inline constexpr float kLargestE4m3 = 448.0f;
 
-// The code of a quotient; e4m3_t::from_float defines it.
-__device__ inline uint32_t e4m3_code(float quotient) {
-  constexpr uint32_t kSmallest = 121u << 23, kHalf = 120u << 23, kRebias = 120u << 3;
-  const uint32_t u = __float_as_uint(quotient), sign = (u >> 24) & 0x80u, magnitude = u & 0x7fffffffu;
-  if (magnitude < kSmallest) return sign | (magnitude > kHalf ? 0x08u : 0u);
-  const uint32_t rounded = (magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
-  return sign | min(rounded - kRebias, 0x7eu);
+// The codes of two quotients, the first in the lower byte: nearest even, subnormals too, and what is too large becomes
+// the largest.
+__device__ inline uint32_t e4m3_codes(float first, float second) {
+  uint16_t codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+  return codes;
 }
+
+// A quotient as e4m3_t::from_float rounds it: below 2^-6, 0 or 2^-6.
+__device__ inline float without_subnormals(float quotient) {
+  const float size = fabsf(quotient);
+  return size < 0x1p-6f ? copysignf(size > 0x1p-7f ? 0x1p-6f : 0.0f, quotient) : quotient;
+}
+
+// Divides by the scale of a row, correctly rounded.
+class Divisor {
+ public:
+  __device__ explicit Divisor(float scale)
+      : scale_(scale), inverse_(1.0f / scale), is_usual_(scale > 0x1p-100f && scale < 0x1p100f) {}
+  __device__ float operator()(float value) const {
+    if (!is_usual_) return scale_ > 0.0f ? value / scale_ : 0.0f;
+    // Each correction leaves less than one unit of the last place, the second with the right rounding (Markstein 1990).
+    // Where a remainder underflows, the quotient's code is 0.
+    float quotient = value * inverse_;
+    quotient = fmaf(fmaf(-quotient, scale_, value), inverse_, quotient);
+    return fmaf(fmaf(-quotient, scale_, value), inverse_, quotient);
+  }
+
+ private:
+  float scale_, inverse_;
+  bool is_usual_;
+};
 
 // The magnitudes of values as integers, whose order is theirs; NaN is the largest.
 template <int kWidth>
@@ -25,18 +49,23 @@ __device__ inline uint64_t largest_magnitude(uint64_t largest, const float (&val
   for (int n = 0; n < kWidth; ++n) largest = max(largest, uint64_t{__float_as_uint(values[n]) & 0x7fffffffu});
   return largest;
 }
-// By all threads of a block: the scale of its row, given the largest magnitude of each thread's values.
-__device__ inline float e4m3_scale(uint64_t largest) {
-  const uint32_t most = static_cast<uint32_t>(block_max(largest));
+// The scale of a row whose largest magnitude is `most`.
+__device__ inline float e4m3_scale_of(uint32_t most) {
   constexpr uint32_t kInfinity = 0x7f800000u;
   return most < kInfinity ? __uint_as_float(most) / kLargestE4m3 : __uint_as_float(0x7fc00000u);
 }
+// By all threads of a block, given the largest magnitude of each thread's values.
+__device__ inline float e4m3_scale(uint64_t largest) {
+  return e4m3_scale_of(static_cast<uint32_t>(block_max(largest)));
+}
 
-// Stores the codes of eight values at a multiple of 8 bytes.
-__device__ inline void store_codes(uint8_t* codes, const float (&values)[8], float scale) {
+// Stores the codes of eight values of a row at a multiple of 8 bytes.
+__device__ inline void store_codes(uint8_t* codes, const float (&values)[8], const Divisor& divided) {
   uint32_t words[2] = {0, 0};
 #pragma unroll
-  for (int n = 0; n < 8; ++n) words[n / 4] |= e4m3_code(scale > 0.0f ? values[n] / scale : 0.0f) << (n % 4 * 8);
+  for (int n = 0; n < 8; n += 2)
+    words[n / 4] |= e4m3_codes(without_subnormals(divided(values[n])), without_subnormals(divided(values[n + 1])))
+                    << (n % 4 * 8);
   *reinterpret_cast<uint2*>(codes) = make_uint2(words[0], words[1]);
 }
 
