@@ -156,7 +156,7 @@ if wants sanitizer; then
   run_sanitizer memcheck kernels_cuda_linear_test '*bf16_bf16_bf16_1152x896_bias'
   # racecheck does not know that __syncwarp orders what a warp reads and writes before the arrival of its first lane.
   run_sanitizer memcheck kernels_cuda_encoded_test 'CudaEncoded.Few*'
-  run_sanitizer memcheck kernels_cuda_fp8_test 'CudaFp8.ProductsAre*'
+  run_sanitizer memcheck kernels_cuda_fp8_test 'CudaFp8.ProductsAre*:CudaFp8.Blocks*:CudaFp8.Gradients*'
   run_sanitizer memcheck kernels_cuda_attention_test '*Gradient*3heads*'
   for tool in memcheck racecheck; do
     run_sanitizer "$tool" kernels_cuda_linear_test 'CudaLinear.Qkv*'
@@ -198,6 +198,8 @@ elif [[ -x "$bin/eadem" ]]; then
   run_benchmark llama-3.1-8b-fp8_block128 --random benchmarks/models/large/llama-3.1-8b.json --type fp8_block128 \
     --prompt 1024 --gen 64 --repeat 3
   run_program llama-3.2-1b-training eadem_training_bench benchmarks/models/llama-3.2-1b.json --batch 8 --sequence 2048
+  run_program llama-3.2-1b-fp8-training eadem_training_bench benchmarks/models/llama-3.2-1b.json --batch 8 --sequence 2048 \
+    --products fp8_block128
   echo "=== eadem_cuda_bench"
   timeout 300 "$bin/eadem_cuda_bench" --json > "$logs/kernels.json" 2> "$logs/kernels.log" ||
     printf 'eadem_cuda_bench\tfailed\t%s\n' "$(tail -n 1 "$logs/kernels.log")" >> "$logs/steps.tsv"

@@ -81,6 +81,7 @@ std::vector<TensorType> Op::backward_output_types(std::span<const TensorType> in
     const TensorType& type = in[static_cast<size_t>(index)];
     const bool parameter = ports[static_cast<size_t>(index)].role == Port::Role::parameter;
     result.push_back(parameter && !kernels::is_unconnected(type) ? type.with_dtype(DType::f32) : type);
+    if (parameter) result.back().encoding = nullptr;
   }
   return result;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rounds rows of activations to an encoding. Ports: kernels/quantize.h. Modules do not add it: the precision step puts
-// it on edges whose readers want encoded rows, after the backward pass was made, so it has none of its own.
+// Rounds a matrix to an encoding. Ports: kernels/quantize.h. The precision step puts it on edges whose readers want
+// encoded rows, after the backward pass was made. A module may put it on a plain weight: products read the rounded one,
+// and the gradient of that is the weight's (a straight-through estimator: Bengio et al. 2013).
 #pragma once
 
 #include "eadem/kernels/quantize.h"
@@ -18,6 +19,7 @@ class Quantize final : public Op {
   std::vector<Port> outputs() const override { return {{"y"}}; }
   AttrsRef attrs() const override { return AttrsRef(attrs_); }
   std::string attrs_text() const override;
+  bool passes_gradient_through() const override { return true; }
   std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const override;
   Cost cost(Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
             const SymbolValues& symbols) const override;

@@ -272,12 +272,13 @@ void bind_train(nb::module_& m) {
       .def(
           "__init__",
           [](Trainer* self, const std::variant<models::ModelConfig, std::string>& model, const std::string& device,
-             int64_t threads, const std::string& isa, const std::string& weights, int64_t batch_tokens, double beta1,
-             double beta2, double eps, double weight_decay, double max_grad_norm,
+             int64_t threads, const std::string& isa, const std::string& weights, const std::string& products,
+             int64_t batch_tokens, double beta1, double beta2, double eps, double weight_decay, double max_grad_norm,
              std::vector<std::string> disabled_fusions, std::vector<std::string> frozen,
              std::optional<double> router_aux_loss_coef) {
             const GilRelease release;
             const train::TrainerOptions options{*dtype_argument("weights", weights),
+                                                train::products_from_name(products),
                                                 batch_tokens,
                                                 beta1,
                                                 beta2,
@@ -302,8 +303,8 @@ void bind_train(nb::module_& m) {
             }
             new (self) Trainer(std::move(trainer), std::move(source));
           },
-          "model"_a, nb::kw_only(), "device"_a, "threads"_a, "isa"_a, "weights"_a, "batch_tokens"_a, "beta1"_a,
-          "beta2"_a, "eps"_a, "weight_decay"_a, "max_grad_norm"_a, "disabled_fusions"_a, "frozen"_a,
+          "model"_a, nb::kw_only(), "device"_a, "threads"_a, "isa"_a, "weights"_a, "products"_a, "batch_tokens"_a,
+          "beta1"_a, "beta2"_a, "eps"_a, "weight_decay"_a, "max_grad_norm"_a, "disabled_fusions"_a, "frozen"_a,
           "router_aux_loss_coef"_a.none())
       .def(
           "load_param",

@@ -39,6 +39,7 @@ Identity identity_of(const Recipe& recipe, const io::JsonValue& config, const In
   add("training.accumulation", t.accumulation);
   add("training.sequence_length", t.sequence_length);
   add("training.weights", dtype_name(t.weights));
+  if (t.products != nullptr) add("training.products", t.products->name());
   add("training.learning_rate", t.learning_rate);
   add("training.min_learning_rate", t.min_learning_rate);
   add("training.warmup_steps", t.warmup_steps);

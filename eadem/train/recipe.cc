@@ -13,6 +13,7 @@
 
 #include "eadem/core/error.h"
 #include "eadem/io/files/mapped_file.h"
+#include "eadem/train/trainer.h"
 
 namespace eadem::train {
 
@@ -185,6 +186,9 @@ Recipe load_recipe(const std::string& path) {
   std::string weights(dtype_name(t.weights));
   training.choice("weights", {"f32", "bf16"}, weights);
   t.weights = *dtype_from_name(weights);
+  std::string products = "plain";
+  training.choice("products", {"plain", "fp8_block128"}, products);
+  t.products = products_from_name(products);
   training.number("learning_rate", t.learning_rate, 0, 100);
   t.min_learning_rate = tenth_of(t.learning_rate);
   training.number("min_learning_rate", t.min_learning_rate, 0, 100);

@@ -9,6 +9,7 @@
 #include <functional>
 #include <set>
 
+#include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/models/family.h"
 #include "eadem/ops/parallel/expert_exchange.h"
 #include "eadem/ops/training/optimizer.h"
@@ -41,7 +42,20 @@ void check_options(const TrainerOptions& options) {
     require(*coef >= 0 && *coef <= 1e6, "router_aux_loss_coef", *coef, "0 (off) to 1e6");
 }
 
+// Gradients multiply the transposed weight, whose codes are the same where blocks are square.
+void check_products(const Encoding* products) {
+  const Fp8Encoding* floats = Fp8Encoding::of(products);
+  if (products != nullptr && (floats == nullptr || floats->format() != Fp8Format{Fp8Format::Kind::e4m3, 128, 128}))
+    throw InvalidArgument("products in {} cannot be trained; expected fp8_e4m3_block128", products->name());
+}
+
 }  // namespace
+
+const Encoding* products_from_name(std::string_view name) {
+  if (name == "plain") return nullptr;
+  if (name == "fp8_block128") return Fp8Encoding::find("fp8_e4m3_block128");
+  throw InvalidArgument("products is '{}'; expected plain or fp8_block128", name);
+}
 
 Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device,
                  const TrainerOptions& options, const Mesh& mesh)
@@ -51,8 +65,10 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   if (options.weights != DType::f32 && options.weights != DType::bf16)
     throw InvalidArgument("weights of {} cannot be trained; expected f32 or bf16", dtype_name(options.weights));
   check_options(options);
+  check_products(options.products);
   HardwareOverrides overrides;
   overrides.weights = options.weights;
+  if (options.products != nullptr) overrides.rounded_weights = options.products;
   // Weights in f32 are for f32 training, also where the device would rather have 16-bit activations.
   if (options.weights == DType::f32) overrides.activations = DType::f32;
   hardware_ = modules::AutoHardwareConfig::from_model_spec(model_->spec(), *device_, HardwareMode::performance,

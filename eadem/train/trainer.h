@@ -29,7 +29,11 @@
 namespace eadem::train {
 
 struct TrainerOptions {
-  DType weights = DType::f32;   // f32 or bf16
+  DType weights = DType::f32;  // f32 or bf16
+  // The encoding to which the linear layers of attention and MLPs round their weights for each pass; null: none. Only
+  // fp8_e4m3_block128: rows of x and of dy are rounded to fp8_e4m3, too, and the gradient of a weight is that of
+  // plain values. Experts' weights are refused. The output layer's product is not rounded.
+  const Encoding* products = nullptr;
   int64_t batch_tokens = 4096;  // most tokens of one pass
   double beta1 = 0.9;
   double beta2 = 0.95;
@@ -43,6 +47,9 @@ struct TrainerOptions {
   // On the load-balancing loss, which is added to the loss; 0: off. Not set: what the model's config.json asks for.
   std::optional<double> router_aux_loss_coef;
 };
+
+// TrainerOptions::products by name: "plain" or "fp8_block128". Throws InvalidArgument for another name.
+const Encoding* products_from_name(std::string_view name);
 
 struct StepResult {
   double loss;       // what is minimized: the mean over the labelled tokens, and the next one times its coefficient

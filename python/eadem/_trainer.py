@@ -20,6 +20,8 @@ class Trainer:
     model          a LlamaConfig or ModelConfig, whose parameters are unset (load_random or load_param), or the path or name of a
                    checkpoint to start from (as in LLM)
     weights        "f32", or "bf16" with f32 master copies
+    products       what linear layers multiply: "plain", the weights as they are; "fp8_block128", weights and rows of
+                   activations rounded to 8-bit floats
     batch_tokens   most tokens of one step
     weight_decay   decoupled, on parameters of two or more dimensions
     frozen         names of parameters that keep their values, without gradients and optimizer states; in them * stands
@@ -31,13 +33,13 @@ class Trainer:
     """
 
     def __init__(self, model: Union[ModelConfig, str, os.PathLike[str]], *, device: str = "cpu", threads: int = 0,
-                 isa: str = "", weights: str = "f32", batch_tokens: int = 4096, beta1: float = 0.9,
-                 beta2: float = 0.95, eps: float = 1e-8, weight_decay: float = 0.1, max_grad_norm: float = 1.0,
+                 isa: str = "", weights: str = "f32", products: str = "plain", batch_tokens: int = 4096,
+                 beta1: float = 0.9, beta2: float = 0.95, eps: float = 1e-8, weight_decay: float = 0.1, max_grad_norm: float = 1.0,
                  disabled_fusions: Sequence[str] = (), frozen: Sequence[str] = (),
                  router_aux_loss_coef: Optional[float] = None) -> None:
         self._trainer = _eadem.NativeTrainer(
             model if isinstance(model, ModelConfig) else located("model", model), device=device, threads=threads, isa=isa,
-            weights=weights, batch_tokens=batch_tokens, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
+            weights=weights, products=products, batch_tokens=batch_tokens, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
             max_grad_norm=max_grad_norm, disabled_fusions=list(disabled_fusions), frozen=list(frozen),
             router_aux_loss_coef=router_aux_loss_coef)
 

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 
 #include "eadem/kernels/cuda/cuda_device.h"
+#include "eadem/models/decoders/decoder.h"
 #include "eadem/train/trainer.h"
 #include "tests/engine/training_scores.h"
 
@@ -77,6 +79,69 @@ TEST_F(CudaTraining, RepeatsItselfAndLearnsInBf16AsInF32) {
   // Activations and weights are rounded to 8 bits of mantissa; a loss is a mean over 120 tokens.
   for (size_t i = 0; i < exact.losses.size(); ++i)
     EXPECT_NEAR(run.losses[i], exact.losses[i], 0.02 * static_cast<double>(exact.losses[i])) << "step " << i;
+}
+
+// A model whose matrices are whole blocks of 128 x 128, as products of 8-bit floats on a GPU want them.
+struct BlockModel {
+  BlockModel() {
+    models::ModelConfig config = *models::open_checkpoint(golden("llama")).model->config();
+    config.hidden_size = config.num_attention_heads * (config.head_dim = config.rotary_dim = 64);
+    config.intermediate_size = 384;
+    model = std::make_shared<models::Decoder>(config);
+    batch = batch_of(config.vocab_size);
+  }
+
+  train::Trainer trainer(const std::string& device, const char* products) const {
+    train::Trainer result(
+        model, open_device(device),
+        {.weights = DType::bf16, .products = train::products_from_name(products), .batch_tokens = 128});
+    result.load_random(7, 0.05);
+    return result;
+  }
+
+  Progress run(const std::string& device, const char* products, int steps) const {
+    train::Trainer trainer = this->trainer(device, products);
+    Progress progress;
+    for (int step = 0; step < steps; ++step) {
+      const train::StepResult result = trainer.step(std::span(&batch, 1), 1e-3);
+      progress.losses.push_back(static_cast<float>(result.loss));
+      progress.norms.push_back(static_cast<float>(result.grad_norm));
+    }
+    return progress;
+  }
+
+  std::shared_ptr<const models::Decoder> model;
+  train::Batch batch;
+};
+
+TEST_F(CudaTraining, Fp8EvaluatesWithTheBitsOfTheTrainingPass) {
+  const BlockModel block;
+  train::Trainer trainer = block.trainer("cuda", "fp8_block128");
+  const double loss = trainer.evaluate(block.batch).first;
+  const std::vector<float> evaluated = trainer.last_token_losses();
+  EXPECT_NE(loss, block.trainer("cuda", "plain").evaluate(block.batch).first);
+  EXPECT_EQ(trainer.step(std::span(&block.batch, 1), 1e-3).loss, loss);
+  expect_same_bits(trainer.last_token_losses(), evaluated, "losses of tokens");
+  // Forward and backward products are those of 8-bit floats.
+  std::map<std::string, int> kernels;
+  const pipeline::Program& program = trainer.training_program();
+  for (const pipeline::KernelChoice& choice : program.choices())
+    if (choice.kernel != nullptr) ++kernels[std::string(choice.kernel->name)];
+  EXPECT_EQ(kernels["cuda_fp8"], 2 * 2 * 7) << "of two layers of seven products, forward and backward";
+  EXPECT_EQ(kernels["cuda_blocks"], 2 * 7);
+}
+
+TEST_F(CudaTraining, Fp8RepeatsItselfAndLearnsAsOnTheCpu) {
+  constexpr int kSteps = 20;
+  const BlockModel block;
+  const Progress exact = block.run("cpu", "fp8_block128", kSteps), run = block.run("cuda", "fp8_block128", kSteps),
+                 again = block.run("cuda", "fp8_block128", kSteps);
+  expect_same_bits(run.losses, again.losses, "losses");
+  expect_same_bits(run.norms, again.norms, "norms");
+  EXPECT_LT(run.losses.back(), 0.8f * run.losses.front());
+  // The same roundings, of activations that differ by those to bf16.
+  for (size_t i = 0; i < exact.losses.size(); ++i)
+    EXPECT_NEAR(run.losses[i], exact.losses[i], 0.03 * static_cast<double>(exact.losses[i])) << "step " << i;
 }
 
 }  // namespace

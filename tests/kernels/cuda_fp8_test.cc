@@ -118,21 +118,88 @@ Tensor awkward_rows(DType dtype, int64_t rows, int64_t columns) {
 TEST_F(CudaFp8, RowsAreRoundedAsTheEncodingSays) {
   const RowEncoding& encoding = RowEncoding::fp8_e4m3();
   for (const DType dtype : {DType::bf16, DType::f32})
-    for (const int64_t columns : {8, 136, 4096, 14336, 24584}) {
-      const Tensor host = awkward_rows(dtype, 7, columns);
+    for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{7, 8},
+                                        {7, 136},
+                                        {7, 4096},
+                                        {7, 14336},
+                                        {7, 24584},
+                                        {301, 8},
+                                        {301, 2048},
+                                        {301, 3072},
+                                        {301, 8192},
+                                        {301, 14336},
+                                        {301, 24584}}) {
+      const Tensor host = awkward_rows(dtype, rows, columns);
       const Tensor expected = Tensor::in_one_piece(dtype, host.view.shape, encoding);
       encoding.encode(expected.view, host.view);
       const std::vector<char> actual = bytes(rounded(copy_to_device(device_, host.view)));
       const char* begin = static_cast<const char*>(expected.view.data);
-      const size_t codes = static_cast<size_t>(7 * columns);
-      EXPECT_TRUE(std::equal(actual.begin(), actual.begin() + static_cast<int64_t>(codes), begin)) << columns;
-      for (size_t row = 0; row < 7; ++row) {
+      const size_t codes = static_cast<size_t>(rows * columns);
+      EXPECT_TRUE(std::equal(actual.begin(), actual.begin() + static_cast<int64_t>(codes), begin))
+          << rows << " x " << columns;
+      for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
         float scale, wanted;
         std::memcpy(&scale, actual.data() + codes + row * sizeof(float), sizeof(float));
         std::memcpy(&wanted, begin + codes + row * sizeof(float), sizeof(float));
         EXPECT_TRUE(scale == wanted || (std::isnan(scale) && std::isnan(wanted))) << "row " << row;
       }
     }
+}
+
+TEST_F(CudaFp8, BlocksAreRoundedAsTheEncodingSays) {
+  const Fp8Encoding& encoding = *Fp8Encoding::find("fp8_e4m3_block128");
+  for (const DType dtype : {DType::bf16, DType::f32})
+    for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 8}, {128, 128}, {200, 136}, {384, 1024}}) {
+      // Values of all sizes, subnormal codes among them; a block of zeros, one whose scale is subnormal.
+      const Tensor values = test::random_tensor(DType::f32, {rows, columns}, 1);
+      for (int64_t i = 0; i < rows * columns; ++i) {
+        float& value = values.view.as<float>()[i];
+        value = std::ldexp(value, static_cast<int>(i % 23) - 17);
+        if (rows > 300 && i % columns < 128) value = i / columns < 128 ? 0.0f : std::ldexp(value, -120);
+      }
+      const Tensor host = converted_on_host(values.view, dtype);
+      const Tensor expected = Tensor::in_one_piece(dtype, host.view.shape, encoding);
+      encoding.encode(expected.view, host.view);
+      const Encoded y = allocated(encoding, dtype, host.view.shape);
+      run(test::named(cuda::quantize_kernels(), "cuda_blocks"), "quantize", AttrsRef(QuantizeAttrs{&encoding}),
+          {copy_to_device(device_, host.view).view}, {y.view});
+      const std::vector<char> actual = bytes(y);
+      EXPECT_TRUE(std::equal(actual.begin(), actual.end(), static_cast<const char*>(expected.view.data)))
+          << rows << " x " << columns;
+    }
+}
+
+// dx = dy weight has the bits of the product with the transposed weight.
+TEST_F(CudaFp8, GradientsAreProductsWithTheTransposedWeight) {
+  const Fp8Encoding& encoding = *Fp8Encoding::find("fp8_e4m3_block128");
+  const KernelList kernels = cuda::linear_fp8_backward_kernels();
+  for (const auto& [rows, outputs, width] :
+       {std::tuple<int64_t, int64_t, int64_t>{1, 128, 128}, {33, 384, 256}, {300, 256, 640}}) {
+    const Tensor values = test::random_tensor(DType::f32, {outputs, width}, 1),
+                 turned = Tensor::on_host(DType::f32, {width, outputs});
+    for (int64_t i = 0; i < outputs; ++i)
+      for (int64_t k = 0; k < width; ++k)
+        turned.view.as<float>()[k * outputs + i] = values.view.as<float>()[i * width + k];
+    const auto on_device_as = [&](const Tensor& plain) {
+      const Tensor encoded = Tensor::in_one_piece(DType::f32, plain.view.shape, encoding);
+      encoding.encode(encoded.view, plain.view);
+      return on_device(encoded.view);
+    };
+    const Encoded weight = on_device_as(values), transposed = on_device_as(turned);
+    const Tensor x = random_on(device_, DType::bf16, {rows, width}, 2),
+                 dy = random_on(device_, DType::bf16, {rows, outputs}, 3),
+                 dx = allocate_tensor(*device_, DType::bf16, {rows, width});
+    run(*kernels[0], "linear", AttrsRef(LinearAttrs{.out_dtype = DType::bf16}), {x.view, weight.view, dy.view},
+        {dx.view, {}, {}});
+    const Encoded codes = rounded(dy);
+    const Tensor expected = linear(codes.view, transposed.view, {}, DType::bf16);
+    EXPECT_TRUE(bytes_of(*device_, dx.view) == bytes_of(*device_, expected.view)) << rows;
+    // The same from rows that were rounded before.
+    const Tensor again = allocate_tensor(*device_, DType::bf16, {rows, width});
+    run(*kernels[0], "linear", AttrsRef(LinearAttrs{.out_dtype = DType::bf16}), {x.view, weight.view, codes.view},
+        {again.view, {}, {}});
+    EXPECT_TRUE(bytes_of(*device_, again.view) == bytes_of(*device_, expected.view)) << rows;
+  }
 }
 
 TEST_F(CudaFp8, NormsThatRoundHaveTheBitsOfTheirParts) {

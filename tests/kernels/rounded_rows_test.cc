@@ -4,12 +4,15 @@
 // encoding defines, for numbers of every kind.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
 
+#include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/linear/bf16_tile_rows.h"
 #include "eadem/kernels/cpu/linear/int8_rows.h"
@@ -54,8 +57,12 @@ Tensor quantized(const std::shared_ptr<Device>& device, const TensorView& x, con
                               .inputs = inputs,
                               .outputs = outputs,
                               .definition = &op};
-  const Kernel& kernel = *quantize_kernels().back();
-  EXPECT_TRUE(kernel.can_handle(request).accepted) << kernel.can_handle(request).reason;
+  const KernelList kernels = quantize_kernels();
+  const auto found = std::find_if(kernels.begin(), kernels.end(), [&](const Kernel* kernel) {
+    return kernel->pass == Pass::inference && kernel->can_handle(request).accepted;
+  });
+  EADEM_CHECK(found != kernels.end(), "no kernel rounds to {}", to.name());
+  const Kernel& kernel = **found;
   const Tensor y = Tensor::on_host(DType::f32, x.shape, to);
   const std::vector<PlaneSpec> planes = to.planes(x.shape);
   for (size_t i = 0; i < planes.size(); ++i)
@@ -113,6 +120,25 @@ TEST(RoundedRows, KernelsHaveTheBitsOfTheEncoding) {
                              fmt::format("{} [{}, {}]", to.name(), rows, columns));
         }
     }
+}
+
+TEST(RoundedRows, FloatsOf8BitsHaveTheBitsOfTheEncoding) {
+  for (int threads : {1, 3}) {
+    const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = threads});
+    for (int64_t rows : {0, 1, 33, 200})
+      for (int64_t columns : {1, 128, 300}) {
+        const Tensor x = rows_of(rows, columns);
+        const Encoding& in_rows = RowEncoding::fp8_e4m3();
+        expect_same_planes(quantized(device, x.view, in_rows, 0xa5).view, encoded(x.view, in_rows, 0xa5).view,
+                           fmt::format("rows [{}, {}]", rows, columns));
+        // A block has to be finite.
+        for (int64_t i = 0; i < rows * columns; ++i)
+          if (!std::isfinite(x.view.as<float>()[i])) x.view.as<float>()[i] = 3e38f;
+        for (const Fp8Encoding& to : Fp8Encoding::all())
+          expect_same_planes(quantized(device, x.view, to, 0xa5).view, encoded(x.view, to, 0xa5).view,
+                             fmt::format("{} [{}, {}]", to.name(), rows, columns));
+      }
+  }
 }
 
 // A code is the quotient of its value by the scale, half of one away at most; NaN and infinities spoil their group

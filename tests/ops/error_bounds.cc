@@ -640,8 +640,8 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
   const std::string_view name = op.name();
   if (name == "embedding") return embedding(op, pass, in, expected, initial);
   // 8-bit floats are decoded, and multiplied as f32.
-  const bool rounds_to_int8 =
-      name == "linear" && op.attrs().get<kernels::LinearAttrs>().matmul_input == MatmulInput::int8;
+  const bool rounds_to_int8 = name == "linear" && pass != Pass::backward &&
+                              op.attrs().get<kernels::LinearAttrs>().matmul_input == MatmulInput::int8;
   if (rounds_to_int8 && encoded.defined() && Fp8Encoding::of(encoded.encoding) == nullptr)
     return quantized_linear(in, encoded);
   if (name == "linear") return linear(op, pass, in, initial, rounds_to_bf16);

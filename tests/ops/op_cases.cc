@@ -116,6 +116,19 @@ std::vector<Workload> linear() {
                    TensorType(kF32, {outputs, width}, Fp8Encoding::find("fp8_e4m3_channel")),
                    bias ? TensorType(out, {outputs}) : kernels::unconnected_port()},
                   tokens);
+  // Weights that training rounds to blocks: of one, part of one, several.
+  for (const auto& [x, tokens, width, outputs] : {std::tuple(kF32, 0, 128, 128),
+                                                  {kF32, 1, 20, 33},
+                                                  {kF32, 7, 300, 150},
+                                                  {kBf16, 5, 128, 128},
+                                                  {kBf16, 70, 256, 384},
+                                                  {kBf16, 200, 384, 128}})
+    for (const bool bias : {false, true})
+      cases.add(std::make_shared<ops::Linear>(kernels::LinearAttrs{bias, x}),
+                {TensorType(x, {Symbol::tokens, width}),
+                 TensorType(x, {outputs, width}, Fp8Encoding::find("fp8_e4m3_block128")),
+                 bias ? TensorType(x, {outputs}) : kernels::unconnected_port()},
+                tokens);
   // Quantized weights: panels of 16 in groups of 4, rows in tiles of up to 12, chunks of 256 terms.
   for (const auto& [encoding, unit, has_order] : workloads::quantized_types()) {
     const auto add_quantized = [&, encoding = encoding, unit = unit](DType bias, int64_t tokens, int64_t units,

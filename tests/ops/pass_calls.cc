@@ -135,4 +135,21 @@ std::optional<ExpectedCall> expected_call(const ops::Workload& row, Pass pass, u
   return expected_call(row, pass, workloads::make_inputs(*row.op, row.inputs, row.symbols, seed), seed);
 }
 
+std::vector<ExpectedCall> divided(const ExpectedCall& whole, const ops::Workload& row) {
+  if (whole.call.pass != Pass::backward || !row.op->has_gradients_apart(row.inputs)) return {whole};
+  const std::vector<Port> ports = row.op->inputs();
+  const std::vector<int> gradients = row.op->gradient_outputs();
+  std::vector<ExpectedCall> parts;
+  for (const bool parameters : {false, true}) {
+    ExpectedCall& part = parts.emplace_back(whole);
+    for (size_t i = 0; i < gradients.size(); ++i)
+      if ((ports[static_cast<size_t>(gradients[i])].role == Port::Role::parameter) != parameters) {
+        part.call.outputs[i] = {};
+        part.call.output_types[i] = kernels::unconnected_port();
+        part.initial[i] = part.expected[i] = {};
+      }
+  }
+  return parts;
+}
+
 }  // namespace eadem::test

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "tests/ops/kernel_runner.h"
 #include "tests/support/values.h"
@@ -29,5 +30,9 @@ std::optional<ExpectedCall> expected_call(const ops::Workload& row, kernels::Pas
 // Makes the calls with inputs of the op that the caller made.
 std::optional<ExpectedCall> expected_call(const ops::Workload& row, kernels::Pass pass, std::vector<Tensor> op_inputs,
                                           uint64_t seed);
+
+// The call as the pipeline makes it: a backward pass whose gradients of activations and of parameters are apart as two,
+// any other as it is.
+std::vector<ExpectedCall> divided(const ExpectedCall& call, const ops::Workload& row);
 
 }  // namespace eadem::test

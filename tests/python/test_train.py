@@ -25,6 +25,20 @@ def test_losses_and_gradient_norms_match_pytorch(name):
     assert trainer.num_steps == len(tokens)
 
 
+def test_products_in_8_bit_floats():
+    tokens = load_safetensors(GOLDEN / "llama" / "train.safetensors")["tokens"][0]
+    golden = json.loads((GOLDEN / "llama" / "fp8.json").read_text())
+    trainer = eadem.Trainer(GOLDEN / "llama", products="fp8_block128", batch_tokens=256)
+    loss, _ = trainer.step(tokens, learning_rate=1e-3)
+    # The bound of tests/train/fp8_test.cc: a twentieth of what the rounding moves.
+    plain = json.loads((GOLDEN / "llama" / "train.json").read_text())["f64"]["loss"][0]
+    assert abs(loss - golden["loss_f64"]) < abs(plain - golden["loss_f64"]) / 20
+    with pytest.raises(eadem.InvalidArgument, match="products is 'fp8'; expected plain or fp8_block128"):
+        eadem.Trainer(GOLDEN / "llama", products="fp8")
+    with pytest.raises(eadem.Unsupported, match="experts.*fp8_e4m3_block128"):
+        eadem.Trainer(GOLDEN / "qwen3_moe", products="fp8_block128")
+
+
 def test_a_trained_model_serves_the_same_loss():
     config = eadem.LlamaConfig(vocab_size=17, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
                                num_attention_heads=2, max_position_embeddings=32)

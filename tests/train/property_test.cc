@@ -138,6 +138,7 @@ TEST_F(TrainingRun, RecipesAreChecked) {
   refused("learning_rate = -1.0", "learning_rate");
   refused("seed = \"x\"", "seed");
   refused("router_aux_loss_coef = -0.1", "router_aux_loss_coef");
+  refused("products = \"fp8\"", "products");
   refused("min_learning_rate = 1.0", "min_learning_rate");
   refused("[surprise]\nx = 1", "surprise");
   refused("steps = 5", "toml");  // twice: a syntax error with the line

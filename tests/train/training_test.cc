@@ -12,13 +12,12 @@
 #include "eadem/kernels/backend.h"
 #include "eadem/models/decoders/decoder.h"
 #include "eadem/train/trainer.h"
+#include "tests/train/golden_batches.h"
 
 namespace eadem::train {
 namespace {
 
 namespace fs = std::filesystem;
-
-fs::path golden(const std::string& name) { return fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / name; }
 
 // A model and a device.
 class GoldenTraining : public testing::TestWithParam<std::tuple<const char*, const char*>> {};
@@ -27,20 +26,6 @@ class GoldenTraining : public testing::TestWithParam<std::tuple<const char*, con
 bool has_device(const std::string& name) {
   const std::vector<std::string> devices = list_devices();
   return name != "cuda" || std::find(devices.begin(), devices.end(), "cuda:0") != devices.end();
-}
-
-// ids [steps, batch, seq + 1] i32: every row is one document whose tokens but the last are inputs.
-Batch batch_of(const Tensor& ids, int64_t step) {
-  const int64_t rows = ids.shape()[1], length = ids.shape()[2];
-  Batch batch;
-  clear(batch);
-  for (int64_t row = 0; row < rows; ++row) {
-    std::vector<uint32_t> document;
-    for (int64_t i = 0; i < length; ++i)
-      document.push_back(static_cast<uint32_t>(ids.view.as<int32_t>()[(step * rows + row) * length + i]));
-    append_piece(batch, document, 0, length - 1);
-  }
-  return batch;
 }
 
 double l2(const Tensor& tensor) {

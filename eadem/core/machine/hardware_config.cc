@@ -9,6 +9,7 @@ namespace {
 
 std::string text_of(DType value) { return std::string(dtype_name(value)); }
 std::string text_of(const WeightType& value) { return std::string(value.name()); }
+std::string text_of(const Encoding* value) { return value == nullptr ? "none" : std::string(value->name()); }
 std::string text_of(MatmulInput value) { return std::string(matmul_input_name(value)); }
 std::string text_of(LatentForm value) { return std::string(latent_form_name(value)); }
 std::string text_of(bool value) { return value ? "true" : "false"; }
@@ -20,6 +21,7 @@ void for_each_leaf(Visit&& visit, Configs&... configs) {
   visit("precision.weights", configs.precision.weights...);
   visit("precision.activations", configs.precision.activations...);
   visit("precision.matmul_input", configs.precision.matmul_input...);
+  visit("precision.rounded_weights", configs.precision.rounded_weights...);
   visit("precision.kv_cache", configs.precision.kv_cache...);
   visit("compute.fuse_gated_activation", configs.compute.fuse_gated_activation...);
   visit("compute.fuse_residual", configs.compute.fuse_residual...);
@@ -88,6 +90,7 @@ void HardwareOverrides::apply_to(HardwareConfig& config, OptionSource source, co
   apply(config.precision.weights, weights);
   apply(config.precision.activations, activations);
   apply(config.precision.matmul_input, matmul_input);
+  apply(config.precision.rounded_weights, rounded_weights);
   apply(config.precision.kv_cache, kv_cache);
   apply(config.compute.fuse_gated_activation, fuse_gated_activation);
   apply(config.compute.fuse_residual, fuse_residual);

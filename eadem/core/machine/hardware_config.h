@@ -62,6 +62,8 @@ struct HardwareConfig {
     ConfigOption<WeightType> weights{WeightType{DType::f32}};
     ConfigOption<DType> activations{DType::f32};
     ConfigOption<MatmulInput> matmul_input{MatmulInput::int8};  // how far products may round activations
+    // The encoding to which linear layers round plain weights before they multiply; null: they do not.
+    ConfigOption<const Encoding*> rounded_weights{nullptr};
     ConfigOption<WeightType> kv_cache{WeightType{DType::f32}};  // see kv_cache_type in core/encodings/row_encoding.h
   };
   struct Compute {
@@ -94,6 +96,7 @@ struct Override {
 struct HardwareOverrides {
   Override<DType> weights, activations;
   Override<MatmulInput> matmul_input;
+  Override<const Encoding*> rounded_weights;
   Override<WeightType> kv_cache;
   Override<bool> fuse_gated_activation, fuse_residual, fuse_rope_append;
   Override<LatentForm> latent_form;

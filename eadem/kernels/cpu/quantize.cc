@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize, to the encodings that the products of linear read.
+// quantize:
+//   cpu_rows      to the rows that products on the CPU read
+//   cpu_encoding  to 8-bit floats, by the encoding itself
 #include "eadem/kernels/quantize.h"
 
+#include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/row_rounder.h"
 
@@ -25,11 +29,30 @@ PlanPtr prepare_quantize(const KernelRequest& r, Context&) {
   });
 }
 
+Verdict can_encode(const KernelRequest& r) {
+  const Encoding* to = r.attrs.get<QuantizeAttrs>().to;
+  return Requirements(r)
+      .one_of("x", r.inputs[0], kStorageDTypes)
+      .require(to == &RowEncoding::fp8_e4m3() || Fp8Encoding::of(to) != nullptr,
+               fmt::format("rounds to 8-bit floats; {} is wanted", to->name()))
+      .verdict();
+}
+
+PlanPtr prepare_encoding(const KernelRequest& r, Context&) {
+  return make_plan([to = r.attrs.get<QuantizeAttrs>().to](const KernelCall& call) {
+    to->encode(call.outputs[0], call.inputs[0], [&](int64_t num_tasks, FunctionRef<void(int64_t)> task) {
+      cpu_device(call).host_parallel_for(num_tasks, task);
+    });
+  });
+}
+
+constexpr Kernel kEncodeForward{"cpu_encoding", Pass::forward, can_encode, prepare_encoding};
+constexpr Kernel kEncodeInference{"cpu_encoding", Pass::inference, can_encode, prepare_encoding};
 constexpr Kernel kQuantizeForward{"cpu_rows", Pass::forward, can_quantize, prepare_quantize};
 constexpr Kernel kQuantizeInference{"cpu_rows", Pass::inference, can_quantize, prepare_quantize};
 
 }  // namespace
 
-KernelList quantize_kernels() { return {&kQuantizeForward, &kQuantizeInference}; }
+KernelList quantize_kernels() { return {&kQuantizeForward, &kQuantizeInference, &kEncodeForward, &kEncodeInference}; }
 
 }  // namespace eadem::kernels::cpu

@@ -139,6 +139,27 @@ struct QuantizeRowsParams {
 };
 [[nodiscard]] cudaError_t launch_quantize_rows(const QuantizeRowsParams& params, cudaStream_t stream);
 
+// --- linear/fp8_blocks.cu
+
+// A matrix in Fp8Encoding's e4m3 with a scale for each block of 128 x 128.
+struct QuantizeBlocksParams {
+  const void* x;   // [rows, columns] dtype; columns are a multiple of 8
+  uint8_t* codes;  // [rows, columns]
+  float* scales;   // [ceil(rows / 128), ceil(columns / 128)]
+  int64_t rows, columns;
+  DType dtype;
+};
+[[nodiscard]] cudaError_t launch_quantize_blocks(const QuantizeBlocksParams& params, cudaStream_t stream);
+
+struct TransposeBlocksParams {
+  const uint8_t* codes;       // [rows, columns], both multiples of 4
+  const float* scales;        // [ceil(rows / 128), ceil(columns / 128)]
+  uint8_t* transposed_codes;  // [columns, rows]
+  float* transposed_scales;   // [ceil(columns / 128), ceil(rows / 128)]
+  int64_t rows, columns;
+};
+[[nodiscard]] cudaError_t launch_transpose_blocks(const TransposeBlocksParams& params, cudaStream_t stream);
+
 // --- column_sums.cu
 
 // dbias[n] += the sum of dy[:, n].

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize to RowEncoding::fp8_e4m3: rows of activations for products with weights of 8-bit floats.
+// quantize, for products of 8-bit floats:
+//   cuda_rows    rows of activations to RowEncoding::fp8_e4m3
+//   cuda_blocks  weights to Fp8Encoding's e4m3 with scales for blocks of 128 x 128
 #include "eadem/kernels/quantize.h"
 
+#include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
@@ -32,14 +35,43 @@ void run_quantize(const KernelCall& call) {
                                        stream_of(call)));
 }
 
+Verdict can_quantize_blocks(const KernelRequest& request) {
+  const Encoding* to = request.attrs.get<QuantizeAttrs>().to;
+  const Fp8Encoding* fp8 = Fp8Encoding::of(to);
+  return Requirements(request, {}, {0})
+      .dtype("x", request.inputs[0], kActivationDTypes)
+      .require(fp8 != nullptr && fp8->format() == Fp8Format{Fp8Format::Kind::e4m3, kFp8Multiple, kFp8Multiple},
+               fmt::format("rounds to fp8_e4m3_block128; {} is wanted", to->name()))
+      .require(request.inputs[0].fixed(1) % 8 == 0, "rows have to be a multiple of 8")
+      .verdict({.reason = "a block of threads for each block"});
+}
+
+void run_quantize_blocks(const KernelCall& call) {
+  const TensorView &x = call.inputs[0], &y = call.outputs[0];
+  EADEM_CUDA_CALL(launch_quantize_blocks({.x = elements(x),
+                                          .codes = static_cast<uint8_t*>(y.plane(0)),
+                                          .scales = static_cast<float*>(y.plane(1)),
+                                          .rows = x.shape[0],
+                                          .columns = x.shape[1],
+                                          .dtype = x.dtype},
+                                         stream_of(call)));
+}
+
+constexpr Kernel kQuantizeBlocks{.name = "cuda_blocks",
+                                 .pass = Pass::inference,
+                                 .can_handle = can_quantize_blocks,
+                                 .prepare = prepare_nothing<run_quantize_blocks>,
+                                 .alignment_bytes = 32};
 constexpr Kernel kQuantize{.name = "cuda_rows",
                            .pass = Pass::inference,
                            .can_handle = can_quantize,
                            .prepare = prepare_nothing<run_quantize>,
                            .alignment_bytes = 32};
 
+constexpr Kernel kQuantizeForward = in_forward(kQuantize), kQuantizeBlocksForward = in_forward(kQuantizeBlocks);
+
 }  // namespace
 
-KernelList quantize_kernels() { return {&kQuantize}; }
+KernelList quantize_kernels() { return {&kQuantize, &kQuantizeForward, &kQuantizeBlocks, &kQuantizeBlocksForward}; }
 
 }  // namespace eadem::kernels::cuda

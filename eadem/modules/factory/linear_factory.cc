@@ -9,6 +9,7 @@
 #include "eadem/ops/elementwise/add_bias.h"
 #include "eadem/ops/experts/grouped_linear.h"
 #include "eadem/ops/linear.h"
+#include "eadem/ops/quantize.h"
 
 namespace eadem::modules {
 
@@ -62,14 +63,33 @@ std::string refusal_of(const WeightType& weights, const WeightPart& part) {
   return plain ? "" : "no product reads such weights";
 }
 
+// What products read of a plain weight: it, or what the configuration has it rounded to.
+ValueId rounded_weight(BuildContext& context, const LinearRequest& request, ValueId weight) {
+  const Encoding* to = request.hardware->precision.rounded_weights.value;
+  if (to == nullptr || context.graph.value(weight).type.encoding != nullptr) return weight;
+  if (const Fp8Encoding* floats = Fp8Encoding::of(to))
+    if (const std::string refusal = refusal_of(floats->format(), part_of_rank(context, request)); !refusal.empty())
+      throw Unsupported("linear {}: weights are rounded to {}: {}", context.graph.scoped_name(request.name), to->name(),
+                        refusal);
+  const Graph::Scope scope(context.graph, request.name);
+  return context.graph.add1(std::make_shared<ops::Quantize>(kernels::QuantizeAttrs{to}), {weight});
+}
+
+void refuse_rounding(const BuildContext& context, const LinearRequest& request) {
+  if (const Encoding* to = request.hardware->precision.rounded_weights.value)
+    throw Unsupported("linear {}: weights of several matrices are not rounded to {}; expected plain products",
+                      context.graph.scoped_name(request.name), to->name());
+}
+
 ValueId build_linear(BuildContext& context, const LinearRequest& request, const WeightType& weights, ValueId x) {
   Graph& graph = context.graph;
   const int shard_axis = request.parallel == Parallel::column ? 0 : request.parallel == Parallel::row ? 1 : -1;
   // A row-parallel product is summed over the ranks first: each would add the bias.
   const bool bias_after_sum = request.bias && request.parallel == Parallel::row && context.num_ranks > 1;
-  std::vector<ValueId> inputs = {
-      x, graph.add_parameter(graph.scoped_name(request.name + ".weight"),
-                             TensorType(weights.dtype, {request.out, request.in}, weights.encoding), shard_axis)};
+  const ValueId weight =
+      graph.add_parameter(graph.scoped_name(request.name + ".weight"),
+                          TensorType(weights.dtype, {request.out, request.in}, weights.encoding), shard_axis);
+  std::vector<ValueId> inputs = {x, rounded_weight(context, request, weight)};
   ValueId bias = pipeline::kNoValue;
   if (request.bias)
     bias = graph.add_parameter(graph.scoped_name(request.name + ".bias"),
@@ -114,6 +134,7 @@ ValueId LinearFactory::build_grouped(BuildContext& context, const LinearRequest&
   if (request.bias && request.parallel == Parallel::row && context.num_ranks > 1)
     throw Unsupported("linear {}: {} ranks divide the inputs of experts with biases, which each would add",
                       graph.scoped_name(request.name), context.num_ranks);
+  refuse_rounding(context, request);
   const int64_t own = part_of(experts, context.expert_ranks, context.expert_rank).size;
   const WeightType weights = stored_type(context, request, own);
   const int shard_axis = request.parallel == Parallel::column ? 1 : request.parallel == Parallel::row ? 2 : -1;
@@ -135,6 +156,7 @@ ValueId LinearFactory::build_grouped(BuildContext& context, const LinearRequest&
 
 ValueId LinearFactory::head_weight(BuildContext& context, const LinearRequest& request, int64_t heads) {
   EADEM_CHECK(!request.bias && request.parallel == Parallel::none, "{} has a matrix for each head", request.name);
+  refuse_rounding(context, request);
   Graph& graph = context.graph;
   const WeightType weights = stored_type(context, request, heads);
   return graph.add_parameter(

@@ -6,6 +6,7 @@
 
 #include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/parallel/collectives.h"
+#include "eadem/ops/quantize.h"
 
 namespace eadem::pipeline {
 
@@ -122,11 +123,15 @@ class Differentiator {
     }
     backward.inputs.insert(backward.inputs.end(), dy.begin(), dy.end());
 
+    const std::vector<ops::Port> in_ports = node.op->inputs();
     const std::vector<TensorType> types = node.op->backward_output_types(graph_.types_of(node.inputs));
     std::vector<std::pair<ValueId, ValueId>> made;  // forward input, its gradient
+    std::vector<bool> of_parameter;                 // each output of the backward pass
     const std::vector<int> outputs = node.op->gradient_outputs();
     for (size_t k = 0; k < outputs.size(); ++k) {
-      const ValueId input = node.inputs[static_cast<size_t>(outputs[k])];
+      const auto port_index = static_cast<size_t>(outputs[k]);
+      of_parameter.push_back(in_ports[port_index].role == ops::Port::Role::parameter);
+      const ValueId input = of_parameter[k] ? before_rounding(node.inputs[port_index]) : node.inputs[port_index];
       std::vector<ValueId> receivers;  // of this gradient
       for (int port : differentiable)
         if (node.op->shares_gradient_with(port) == outputs[k])
@@ -137,7 +142,6 @@ class Differentiator {
       } else if (graph_.value(input).kind == Value::Kind::parameter) {
         const std::string name = graph_.value(input).name;
         TensorType type = gradient_type(node, input, types[k]);
-        type.encoding = nullptr;
         // Ranks of these axes have tokens of their own.
         for (MeshAxis axis : {MeshAxis::dp, MeshAxis::ep})
           if (mesh_.size(axis) > 1 && type.over(axis).kind != Sharding::Kind::sharded)
@@ -151,8 +155,30 @@ class Differentiator {
         for (ValueId receiver : receivers) made.emplace_back(receiver, dx);
       }
     }
-    graph_.nodes().push_back(std::move(backward));
+    push_backward(std::move(backward), of_parameter, node.op->has_gradients_apart(graph_.types_of(node.inputs)));
     for (const auto& [input, dx] : made) accumulate(input, dx, node.scope, node.layer);
+  }
+
+  // One node, or one for the gradients of activations and one for those of parameters.
+  void push_backward(Node backward, const std::vector<bool>& of_parameter, bool apart) {
+    for (const bool parameters : {false, true}) {
+      Node part = backward;
+      for (size_t k = 0; apart && k < of_parameter.size(); ++k)
+        if (of_parameter[k] != parameters) part.outputs[k] = kNoValue;
+      if (std::any_of(part.outputs.begin(), part.outputs.end(), [](ValueId id) { return id != kNoValue; }))
+        graph_.nodes().push_back(std::move(part));
+      if (!apart) return;
+    }
+  }
+
+  // The parameter that `weight` was rounded from; `weight` itself if it is no rounded one.
+  ValueId before_rounding(ValueId weight) const {
+    if (weight == kNoValue || graph_.value(weight).kind == Value::Kind::parameter) return weight;
+    for (const Node& node : graph_.nodes())
+      if (dynamic_cast<const ops::Quantize*>(node.op.get()) != nullptr && node.outputs[0] == weight &&
+          graph_.value(node.inputs[0]).kind == Value::Kind::parameter)
+        return node.inputs[0];
+    return weight;
   }
 
   // The gradient of a whole input of an op whose output is divided has a term on every rank; not so over the axis along

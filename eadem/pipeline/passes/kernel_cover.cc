@@ -22,6 +22,38 @@ void derive_port_types(const Graph& graph, const Node& node, Pass pass, KernelCh
   }
 }
 
+// Refuses the chosen kernel while it wants something packed that is no parameter, and takes the cheapest of the others:
+// packing is for what changes rarely.
+void refuse_packing_of_activations(const Graph& graph, const Node& node, Pass pass, const kernels::KernelList& kernels,
+                                   const kernels::KernelRequest& request, KernelChoice& choice) {
+  std::vector<ValueId> ports = node.inputs;
+  if (pass != node.pass && pass == Pass::backward) {
+    ports.clear();
+    for (const ops::Saved& saved : node.op->saved())
+      ports.push_back(saved.kind == ops::Saved::Kind::input ? node.inputs[static_cast<size_t>(saved.index)] : kNoValue);
+  }
+  const auto packs_activation = [&](const kernels::Kernel& kernel) {
+    if (kernel.packing == nullptr) return false;
+    for (size_t port = 0; port < ports.size(); ++port)
+      if (ports[port] != kNoValue && graph.value(ports[port]).kind != Value::Kind::parameter &&
+          kernel.packing(request, static_cast<int>(port)) != nullptr)
+        return true;
+    return false;
+  };
+  std::vector<Decision::Answer>& answers = choice.decision.answers;
+  while (choice.kernel != nullptr && packs_activation(*choice.kernel)) {
+    answers[*choice.decision.chosen].verdict = Verdict::no("packs its weight, which is no parameter");
+    choice.kernel = nullptr;
+    choice.decision.chosen.reset();
+    for (size_t i = 0; i < answers.size(); ++i)
+      if (answers[i].verdict.accepted &&
+          (choice.kernel == nullptr || answers[i].verdict.cost_us < answers[*choice.decision.chosen].verdict.cost_us)) {
+        choice.kernel = kernels[i];
+        choice.decision.chosen = i;
+      }
+  }
+}
+
 }  // namespace
 
 kernels::KernelRequest KernelChoice::request(const Node& node, Pass pass, const Device& device,
@@ -54,8 +86,10 @@ KernelChoice decide(const Graph& graph, const Node& node, Pass pass, const Devic
   std::vector<TensorType> own_outputs = graph.types_of(backward_node ? node.forward_outputs : node.outputs);
   own_outputs.resize(node.op->outputs().size());  // without the extra tensors of a forward node
   choice.cost = node.op->cost(pass, own_inputs, own_outputs, bounds);
-  choice.kernel = select<kernels::Kernel>(kernels_of(node, pass, device), choice.request(node, pass, device, bounds),
-                                          choice.decision);
+  const kernels::KernelList kernels = kernels_of(node, pass, device);
+  const kernels::KernelRequest request = choice.request(node, pass, device, bounds);
+  choice.kernel = select<kernels::Kernel>(kernels, request, choice.decision);
+  refuse_packing_of_activations(graph, node, pass, kernels, request, choice);
   return choice;
 }
 

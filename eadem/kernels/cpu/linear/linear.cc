@@ -13,6 +13,7 @@
 #include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/linear/bf16_tile_rows.h"
 #include "eadem/kernels/cpu/linear/fp8_panels.h"
+#include "eadem/kernels/cpu/linear/fp8_rounded.h"
 #include "eadem/kernels/cpu/linear/group_panels.h"
 #include "eadem/kernels/cpu/linear/matmul.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
@@ -333,15 +334,18 @@ constexpr Kernel kFp8Gated{"cpu_fp8_panels", Pass::inference, can_fp8_gated, pre
 enum LinearBackwardInput { kSavedX, kSavedWeight, kDy };
 enum LinearBackwardOutput { kDx, kDweight, kDbias };
 
+// Only dx reads the weight.
 const Encoding* pack_weight_transposed(const KernelRequest& r, int input) {
-  return input == kSavedWeight ? PackedPanels::of(r.inputs[kSavedWeight].dtype, Side::transposed) : nullptr;
+  const bool is_read = input == kSavedWeight && !is_unconnected(r.outputs[kDx]);
+  return is_read ? PackedPanels::of(r.inputs[kSavedWeight].dtype, Side::transposed) : nullptr;
 }
 
 Verdict can_linear_backward(const KernelRequest& r) {
-  return Requirements(r)
-      .f32("x", r.inputs[kSavedX])
-      .packed("weight", r.inputs[kSavedWeight], kStorageDTypes, pack_weight_transposed(r, kSavedWeight))
-      .f32("dy", r.inputs[kDy])
+  Requirements requirements(r);
+  requirements.f32("x", r.inputs[kSavedX]);
+  if (!is_unconnected(r.outputs[kDx]))
+    requirements.packed("weight", r.inputs[kSavedWeight], kStorageDTypes, pack_weight_transposed(r, kSavedWeight));
+  return requirements.f32("dy", r.inputs[kDy])
       .f32("dx", r.outputs[kDx])
       .f32("dweight", r.outputs[kDweight])
       .f32("dbias", r.outputs.size() > kDbias ? r.outputs[kDbias] : unconnected_port())
@@ -349,8 +353,9 @@ Verdict can_linear_backward(const KernelRequest& r) {
 }
 
 struct LinearBackward {
-  WeightReader reader;
-  MatmulPlan dx, dweight;
+  WeightReader reader;  // with dx
+  std::optional<MatmulPlan> dx;
+  MatmulPlan dweight;
   void (*add_dbias)(float* dbias, const float* dy, int64_t tokens, int64_t out, int64_t begin, int64_t end);
 };
 
@@ -370,7 +375,7 @@ void run_linear_backward(const LinearBackward& plan, const KernelCall& call) {
     m.a_row_stride = out;
     m.b = plan.reader.read(call.inputs[kSavedWeight]);
     m.y = elements<float>(call.outputs[kDx]);
-    plan.dx.run(device, m, call.scratch.data);
+    plan.dx->run(device, m, call.scratch.data);
   }
 
   // 2. dweight += dy^T x: rows are outputs, k runs over tokens.
@@ -399,13 +404,18 @@ void run_linear_backward(const LinearBackward& plan, const KernelCall& call) {
 
 PlanPtr prepare_linear_backward(const KernelRequest& r, Context&) {
   const CpuDevice& device = cpu_device(r);
-  const WeightReader reader(pack_weight_transposed(r, kSavedWeight), MatmulInput::f32);
-  const LinearBackward plan{
-      reader, MatmulPlan(device, reader.types()),
+  LinearBackward plan{
+      {},
+      std::nullopt,
       MatmulPlan(device, {.source = MatmulTypes::Source::matrix, .finish = MatmulTypes::Finish::accumulate}),
       EADEM_CPU_DISPATCH(add_column_sums, device.isa())};
-  return make_plan([plan](const KernelCall& call) { run_linear_backward(plan, call); },
-                   std::max(plan.dx.scratch_bytes(device, 0, 0), plan.dweight.scratch_bytes(device, 0, 0)));
+  int64_t scratch_bytes = plan.dweight.scratch_bytes(device, 0, 0);
+  if (!is_unconnected(r.outputs[kDx])) {
+    plan.reader = WeightReader(pack_weight_transposed(r, kSavedWeight), MatmulInput::f32);
+    plan.dx.emplace(device, plan.reader.types());
+    scratch_bytes = std::max(scratch_bytes, plan.dx->scratch_bytes(device, 0, 0));
+  }
+  return make_plan([plan](const KernelCall& call) { run_linear_backward(plan, call); }, scratch_bytes);
 }
 
 constexpr Kernel kBackward{"cpu_packed_panels", Pass::backward, can_linear_backward, prepare_linear_backward,
@@ -414,8 +424,11 @@ constexpr Kernel kBackward{"cpu_packed_panels", Pass::backward, can_linear_backw
 }  // namespace
 
 KernelList linear_kernels() {
-  return {&kForward,        &kBackward,         &kInference,  &kQuantizedForward, &kQuantizedInference,
-          &kDecodedForward, &kDecodedInference, &kFp8Forward, &kFp8Inference};
+  KernelList kernels = {&kForward,        &kBackward,         &kInference,  &kQuantizedForward, &kQuantizedInference,
+                        &kDecodedForward, &kDecodedInference, &kFp8Forward, &kFp8Inference};
+  const KernelList rounded = fp8_rounded_kernels();
+  kernels.insert(kernels.end(), rounded.begin(), rounded.end());
+  return kernels;
 }
 KernelList linear_add_kernels() { return {&kInference, &kQuantizedInference, &kDecodedInference, &kFp8Inference}; }
 KernelList linear_gated_activation_kernels() { return {&kGated, &kQuantizedGated, &kDecodedGated, &kFp8Gated}; }

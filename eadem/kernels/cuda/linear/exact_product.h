@@ -22,6 +22,9 @@ std::string stream_requirement(const KernelRequest& request);
 // Whether fp8_stream accepts them: x as it will be once it is rounded, weight in e4m3.
 bool takes_fp8_stream(const KernelRequest& request);
 
+// linear's kernel cuda_fp8, for a request that takes_fp8_stream; rows that arrive plain are rounded (linear.cc).
+PlanPtr prepare_linear_fp8(const KernelRequest& request, Context& context);
+
 // The problem of x and the first weight.
 CudaMatmulProblem matmul_problem(const KernelRequest& request);
 CudaMatmulCall matmul_call(const LinearParams& params);

@@ -454,8 +454,14 @@ constexpr Kernel kQkv{.name = "cuda_mma_chain",
 
 }  // namespace
 
+PlanPtr prepare_linear_fp8(const KernelRequest& request, Context& context) {
+  return prepare_fp8<prepare_exact>(request, context);
+}
+
 KernelList linear_kernels() {
   KernelList kernels = linear_backward_kernels();
+  const KernelList fp8 = linear_fp8_backward_kernels();
+  kernels.insert(kernels.end(), fp8.begin(), fp8.end());
   kernels.insert(kernels.begin(), {&kMmaChain, &kMmaChainForward, &kCublasLt, &kCublasLtForward, &kTiles,
                                    &kTilesForward, &kFp8, &kFp8Forward});
   return kernels;

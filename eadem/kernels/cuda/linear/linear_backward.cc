@@ -17,8 +17,8 @@ namespace {
 enum Input { kX, kWeight, kDy };
 enum Output { kDx, kDweight, kDbias };
 
-Requirements common(const KernelRequest& request) {
-  return Requirements(request)
+Requirements common(const KernelRequest& request, std::initializer_list<size_t> encoded_inputs = {}) {
+  return Requirements(request, encoded_inputs)
       .dtype("x", request.inputs[kX], kActivationDTypes)
       .dtype("weight", request.inputs[kWeight], kStorageDTypes)
       .dtype("dy", request.inputs[kDy], kActivationDTypes)
@@ -40,7 +40,8 @@ bool takes_cublaslt(const KernelRequest& request) {
 Verdict can_use_cublaslt(const KernelRequest& request) {
   constexpr double kF32Share = 0.08;  // of the bf16 rate
   const bool is_f32 = request.inputs[kX].dtype == DType::f32;
-  return common(request)
+  // Only dx reads the weight.
+  return (is_unconnected(request.outputs[kDx]) ? common(request, {kWeight}) : common(request))
       .require(takes_cublaslt(request),
                fmt::format("x, weight and dy have to be of one dtype and their rows multiples of {} bytes",
                            CudaMatmul::kAlignment))
