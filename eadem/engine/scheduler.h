@@ -211,6 +211,7 @@ class Scheduler {
     int64_t num_named = 0;         // blocks that have been offered their names
     int32_t loads = kNoBlock;      // the snapshot that its next step begins with, with a reference
     std::vector<int64_t> borders;  // places where its prompt is cut for a snapshot, in order
+    int64_t chunk_end = 0;         // the first end of a chunk from here on has a wanted snapshot; -1: one has
     int64_t answer_blocks = 0;     // behind which its answer has left its last snapshot; 0: it has left none
     std::vector<int32_t> drafts;   // proposed behind `tokens`
     std::vector<int32_t> fed;      // the new tokens of a step with proposed ones

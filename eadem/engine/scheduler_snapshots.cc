@@ -3,14 +3,17 @@
 // Scheduler: which borders of blocks get a snapshot of the states per sequence.
 //
 //   the last one of a prompt       where the next turn of a conversation, or another answer, goes on
-//   where a request leaves a chain of blocks that others have computed, or is about to leave that of a running one: what
+//   where a request leaves a chain of blocks that others have computed, or is about to leave that of a running one:
+//   what
 //                                  both begin with, such as a system prompt, is likely to come again
 //   each one that an answer passes, until it passes the next one: the next turn goes on from the last
-//   where a chunk of a prompt ends for want of room in the step
+//   where a chunk of a prompt ends for want of room in the step: the first one for a long beginning that another
+//   request
+//                                  may have in common
 //
-// The last kind, and what an answer has passed, are spare: they take the room that the others leave (StateSnapshots). A
-// step ends at a border of the first two kinds, which costs a prompt a step, so that these are limits_.snapshot_distance
-// apart. Pan et al. 2024 (Marconi) keep the last two of a request and those of branches.
+// Later ends of chunks, and what an answer has passed, are spare: they take the room that the others leave
+// (StateSnapshots). A step ends at a border of the first two kinds, which costs a prompt a step, so that these are
+// limits_.snapshot_distance apart. Pan et al. 2024 (Marconi) keep the last two of a request and those of branches.
 #include <algorithm>
 #include <utility>
 
@@ -33,6 +36,7 @@ int64_t common_blocks(std::span<const BlockHash> a, std::span<const BlockHash> b
 void Scheduler::choose_borders(Sequence& s, const Start& start) {
   s.borders.clear();
   s.answer_blocks = 0;
+  s.chunk_end = s.cached + limits_.snapshot_distance;
   int64_t from = s.cached;
   const int64_t last = (std::ssize(s.tokens) - 1) / limits_.block_size;
   for (const int64_t border : {start.blocks_there * limits_.block_size, last * limits_.block_size}) {
@@ -93,7 +97,8 @@ int32_t Scheduler::plan_snapshot(Sequence& s) {
   const bool answers = s.state == RequestState::decoding;
   // An answer's last snapshot gives its slot to the next one, so that it takes no other's.
   if (answers && s.answer_blocks > 0) cache_.snapshots().make_spare(names.first(static_cast<size_t>(s.answer_blocks)));
-  const bool wanted = answers || std::binary_search(s.borders.begin(), s.borders.end(), s.cached);
+  const bool ends_first_chunk = s.chunk_end >= 0 && s.cached >= s.chunk_end;
+  const bool wanted = answers || ends_first_chunk || std::binary_search(s.borders.begin(), s.borders.end(), s.cached);
   return cache_.snapshots().take(names, wanted).value_or(kNoBlock);
 }
 
@@ -102,8 +107,8 @@ void Scheduler::commit_snapshots(Sequence& s, const StepSequence& planned) {
   drop_load(s);
   if (planned.save_snapshot < 0) return;
   cache_.snapshots().release(planned.save_snapshot);
-  if (s.state == RequestState::decoding)
-  s.answer_blocks = planned.cached / limits_.block_size;
+  if (s.state == RequestState::decoding) s.answer_blocks = planned.cached / limits_.block_size;
+  if (planned.cached >= s.chunk_end) s.chunk_end = -1;
 }
 
 // Gives back the snapshots that a plan was to save, and has those start again that would begin with them.

@@ -26,7 +26,8 @@ StateSnapshots::Found StateSnapshots::find_last(std::span<const BlockHash> names
   Found last;
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     const int64_t blocks = slots_[slot].blocks;
-    if (blocks > last.blocks && blocks <= std::ssize(names) && slots_[slot].is(names.first(static_cast<size_t>(blocks))))
+    if (blocks > last.blocks && blocks <= std::ssize(names) &&
+        slots_[slot].is(names.first(static_cast<size_t>(blocks))))
       last = {static_cast<int32_t>(slot), blocks};
   }
   return last;
@@ -34,9 +35,11 @@ StateSnapshots::Found StateSnapshots::find_last(std::span<const BlockHash> names
 
 std::optional<int32_t> StateSnapshots::take(std::span<const BlockHash> names, bool wanted) {
   EADEM_CHECK(!names.empty() && !has(names), "a second snapshot behind {} blocks", names.size());
-  const auto order = [](const Slot& slot) { return std::tuple(slot.references > 0, slot.blocks > 0, slot.wanted, slot.used); };
-  const auto first = std::min_element(slots_.begin(), slots_.end(),
-                                      [&](const Slot& a, const Slot& b) { return order(a) < order(b); });
+  const auto order = [](const Slot& slot) {
+    return std::tuple(slot.references > 0, slot.blocks > 0, slot.wanted, slot.used);
+  };
+  const auto first =
+      std::min_element(slots_.begin(), slots_.end(), [&](const Slot& a, const Slot& b) { return order(a) < order(b); });
   if (first == slots_.end() || first->references > 0) return std::nullopt;
   if (first->blocks > 0) ++num_evicted_;
   *first = {.name = names.back(), .blocks = std::ssize(names), .references = 1, .wanted = wanted, .used = ++uses_};

@@ -56,6 +56,26 @@ TEST_F(StatePrefixes, TheLastBorderOfAPromptHasASnapshot) {
   EXPECT_EQ(scheduler.counters().misses, 5 + 2 + 4);
 }
 
+// A step holds 64 tokens in the other tests, and 16 here.
+class SmallSteps : public StatePrefixes {
+ protected:
+  SmallSteps()
+      : StatePrefixes([] {
+          SchedulerLimits limits = state_limits(3);
+          limits.max_num_batched_tokens = 17;
+          return limits;
+        }()) {}
+};
+
+TEST_F(SmallSteps, AChunkEndsAtABorderAndTheFirstOneIsKept) {
+  const Ids first = joined(ids(18), ids(40, 100));
+  EXPECT_EQ(reused(first), 0);
+  EXPECT_EQ(simulation.num_saves, 4) << "behind 16, 32, 48 and 56 tokens";
+  EXPECT_EQ(scheduler.cache().snapshots().num_evicted(), 1);
+  EXPECT_EQ(reused(joined(ids(18), ids(5, 200))), 16) << "the common beginning is there for the second request";
+  EXPECT_EQ(reused(joined(first, ids(1, 300))), 56);
+}
+
 TEST_F(StatePrefixes, AShortPromptIsNotCut) {
   EXPECT_EQ(reused(ids(7)), 0);
   EXPECT_EQ(simulation.steps, 1);
@@ -102,8 +122,7 @@ TEST_F(StatePrefixes, AnswersToOnePromptComputeItOnce) {
 TEST_F(StatePrefixes, APreemptedRequestGoesOnFromItsSnapshot) {
   scheduler.add({.prompt = ids(21), .max_tokens = 30});
   for (int step = 0; step < 9; ++step) simulation.step();
-  for (const int32_t first : {200, 300, 400})
-    scheduler.add({.prompt = ids(6, first), .max_tokens = 2, .priority = 1});
+  for (const int32_t first : {200, 300, 400}) scheduler.add({.prompt = ids(6, first), .max_tokens = 2, .priority = 1});
   simulation.step();
   EXPECT_EQ(scheduler.state(1), RequestState::preempted);
   const int64_t loads = simulation.num_loads, computed = scheduler.prompt_tokens();
@@ -269,7 +288,8 @@ std::unique_ptr<InferEngine> engine_of(const std::string& model, const CacheConf
   return make_engine(setup);
 }
 
-std::vector<Answer> answers_of(Scheduler& scheduler, InferEngine& engine, const std::vector<GenerationRequest>& requests) {
+std::vector<Answer> answers_of(Scheduler& scheduler, InferEngine& engine,
+                               const std::vector<GenerationRequest>& requests) {
   std::map<RequestId, size_t> places;
   std::vector<Answer> answers(requests.size());
   for (const GenerationRequest& request : requests) places.emplace(scheduler.add(request), places.size());
@@ -310,7 +330,8 @@ class StatePrefixesOf : public testing::TestWithParam<const char*> {
   Ids tokens(int64_t count, int32_t seed) const { return tokens_of(count, engine_->model().info().vocab, seed); }
 
   std::unique_ptr<InferEngine> engine_ = engine_of(
-      GetParam(), PagedKVCacheConfig{.block_size = kBlock, .max_batch_size = 3, .max_cache_len = 128, .state_snapshots = 3});
+      GetParam(),
+      PagedKVCacheConfig{.block_size = kBlock, .max_batch_size = 3, .max_cache_len = 128, .state_snapshots = 3});
   std::unique_ptr<InferEngine> other_ = engine_of(GetParam(), StaticKVCacheConfig{.max_cache_len = 128});
   Scheduler scheduler_{engine_->limits()};
   Ids last_;
