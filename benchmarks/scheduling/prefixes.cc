@@ -47,8 +47,8 @@ struct Measured {
 class Server {
  public:
   Server(const models::Checkpoint& config, const Options& options, bool reuses)
-      : engine_(config.model, open_device("cpu", {.num_threads = options.threads}), engine_options(config.model->info().max_positions, reuses),
-                models::spec_of(config)) {
+      : engine_(config.model, open_device("cpu", {.num_threads = options.threads}),
+                engine_options(config.model->info().max_positions, reuses), models::spec_of(config)) {
     engine_.load_random(1);
     scheduler_ = std::make_unique<Scheduler>(engine_.limits());
   }
@@ -79,9 +79,8 @@ class Server {
  private:
   static EngineOptions engine_options(int64_t context, bool reuses) {
     EngineOptions result;
-    result.cache = PagedKVCacheConfig{.max_batch_size = 4,
-                                      .max_cache_len = std::min<int64_t>(4096, context),
-                                      .prefix_caching = reuses};
+    result.cache = PagedKVCacheConfig{
+        .max_batch_size = 4, .max_cache_len = std::min<int64_t>(4096, context), .prefix_caching = reuses};
     return result;
   }
 
@@ -92,7 +91,8 @@ class Server {
 // Tokens that depend on the seed.
 Ids tokens_of(int64_t count, int64_t seed, int64_t vocab) {
   Ids result;
-  for (int64_t i = 0; i < count; ++i) result.push_back(static_cast<int32_t>((7919 * i * (i + seed) + 104729 * seed) % vocab));
+  for (int64_t i = 0; i < count; ++i)
+    result.push_back(static_cast<int32_t>((7919 * i * (i + seed) + 104729 * seed) % vocab));
   return result;
 }
 

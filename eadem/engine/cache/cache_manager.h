@@ -92,6 +92,7 @@ class CacheManager {
   // Takes the names from all blocks, and forgets all snapshots.
   void forget_names();
   int64_t num_named() const { return names_.size(); }
+  bool is_named(int32_t block) const { return names_.has(block); }
   // How often a block with a name was handed out for other tokens.
   int64_t num_evicted() const { return num_evicted_; }
   int32_t references(int32_t block) const { return all_.references(block); }

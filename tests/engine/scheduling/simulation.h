@@ -116,6 +116,12 @@ class Simulation {
       EXPECT_EQ(plan[i].may_return, plan[i].drafts > 0 && limits.num_slots > 0);
       EXPECT_LE(plan[i].cached + std::ssize(plan[i].tokens), limits.max_sequence_length);
       check_snapshots(plan, i);
+      // Nobody writes to a block with a name, or to one that others have.
+      const auto first = static_cast<size_t>(plan[i].cached / limits.block_size);
+      for (const int32_t block : used(plan[i]).subspan(first)) {
+        EXPECT_FALSE(scheduler.cache().is_named(block)) << "block " << block;
+        EXPECT_EQ(scheduler.cache().references(block), 1) << "block " << block;
+      }
       cache.check(static_cast<int64_t>(i), used(plan[i]), plan[i].cached, std::ssize(plan[i].tokens));
     }
     EXPECT_LE(tokens, limits.max_num_batched_tokens);

@@ -150,6 +150,29 @@ TEST_F(StatePrefixes, APlanThatIsGivenUpLeavesNoSnapshot) {
   EXPECT_EQ(simulation.run_all()[1], tokens_alone(ids(22), 2));
 }
 
+class FewPenalties : public StatePrefixes {
+ protected:
+  FewPenalties()
+      : StatePrefixes([] {
+          SchedulerLimits limits = state_limits();
+          limits.max_penalized_tokens = 25;
+          return limits;
+        }()) {}
+};
+
+// A request that has started behind a snapshot of the same plan, and has no share of the step, does not load what was
+// never saved.
+TEST_F(FewPenalties, WhoStartedBehindASnapshotThatWasGivenUpStartsAgain) {
+  for (int i = 0; i < 2; ++i)
+    scheduler.add({.prompt = ids(22), .sampling = {.repetition_penalty = 1.5f}, .max_tokens = 2});
+  simulation.step();
+  const auto plan = scheduler.plan(simulation.cache);
+  ASSERT_EQ(plan.size(), 1u);
+  EXPECT_GE(plan[0].save_snapshot, 0);
+  EXPECT_EQ(scheduler.state(2), RequestState::prefilling);
+  for (const auto& [id, tokens] : simulation.run_all()) EXPECT_EQ(tokens, tokens_alone(ids(22), 2)) << id;
+}
+
 TEST_F(StatePrefixes, SnapshotsEndWithTheContents) {
   reused(ids(22));
   simulation.cache.begin_epoch();
