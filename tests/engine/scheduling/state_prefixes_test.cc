@@ -173,6 +173,39 @@ TEST_F(FewPenalties, WhoStartedBehindASnapshotThatWasGivenUpStartsAgain) {
   for (const auto& [id, tokens] : simulation.run_all()) EXPECT_EQ(tokens, tokens_alone(ids(22), 2)) << id;
 }
 
+class WithDrafts : public StatePrefixes {
+ protected:
+  WithDrafts()
+      : StatePrefixes([] {
+          SchedulerLimits limits = state_limits();
+          limits.max_draft_tokens = 4;
+          return limits;
+        }()) {}
+};
+
+// The conversation may go back to 14 tokens, where its last step began, but another request reads the block of these.
+TEST_F(WithDrafts, AConversationDoesNotGoBackIntoABlockThatOthersRead) {
+  const Ids prompt = ids(11);
+  scheduler.add({.prompt = prompt, .max_tokens = 8, .keep = true});
+  while (!scheduler.is_idle()) {
+    for (const Draftable& each : scheduler.draftable())
+      if (each.tokens.size() == 15) {
+        scheduler.propose(each.id, tokens_alone({each.tokens.begin(), each.tokens.end()}, 3));
+        break;
+      }
+    simulation.step();
+  }
+  EXPECT_EQ(scheduler.accepted_tokens(), 3);
+  const Ids all = joined(prompt, tokens_alone(prompt, 7)), longer = joined(all, ids(6, 700));
+  EXPECT_EQ(reused(longer), 12) << "the last border that the answer did not jump over";
+  scheduler.add({.prompt = longer, .max_tokens = 6});
+  EXPECT_EQ(scheduler.plan(simulation.cache)[0].cached, 20) << "in the block of tokens 12 to 15, too";
+  simulation.step();
+  const Ids edited = joined({all.begin(), all.begin() + 17}, ids(5, 800));
+  const RequestId turn = scheduler.add({.prompt = edited, .max_tokens = 4, .keep = true});
+  EXPECT_EQ(simulation.run_all()[turn], tokens_alone(edited, 4));
+}
+
 TEST_F(StatePrefixes, SnapshotsEndWithTheContents) {
   reused(ids(22));
   simulation.cache.begin_epoch();
