@@ -3,7 +3,7 @@
 """Smoke tests of the benchmark programs: they run, their records have the stated form, and --compare judges as stated.
 
     benchmarks_test.py EADEM_CEILINGS EADEM_OP_BENCH EADEM_TRAINING_BENCH EADEM_SCHEDULING_BENCH EADEM_HOOKS_BENCH
-                       EADEM_SOAK
+                       EADEM_SOAK EADEM_PREFIX_BENCH
 
 No timing decides here: comparisons are of records that this test writes.
 """
@@ -19,7 +19,7 @@ import unittest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-CEILINGS, OP_BENCH, TRAINING_BENCH, SCHEDULING_BENCH, HOOKS_BENCH, SOAK = sys.argv[1:7]
+CEILINGS, OP_BENCH, TRAINING_BENCH, SCHEDULING_BENCH, HOOKS_BENCH, SOAK, PREFIX_BENCH = sys.argv[1:8]
 
 
 def run(*command):
@@ -154,6 +154,20 @@ class HooksBench(unittest.TestCase):
         for row in rows:
             self.assertEqual(row["steps"], 5)
             self.assertGreater(row["median_us"], 0)
+
+
+class PrefixBench(unittest.TestCase):
+    def test_record(self):
+        result = run(PREFIX_BENCH, HERE.parent / "tests/data/golden/qwen3_5/config.json", "--prefix", "40", "--own", "9",
+                     "--answer", "4", "--rounds", "1", "--threads", "1", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        rows = {row["name"]: row for row in map(json.loads, result.stdout.splitlines())}
+        self.assertEqual(list(rows), [f"prefixes/{kind}/{reuse}" for kind in ("first", "second", "turn")
+                                      for reuse in ("without", "with")])
+        for name, row in rows.items():
+            self.assertEqual(row["rounds"], 1)
+            self.assertGreater(row["first_token_ms"], 0)
+            self.assertTrue(row["cached_tokens"] == 0 or name == "prefixes/turn/with", name)
 
 
 class SchedulingBench(unittest.TestCase):

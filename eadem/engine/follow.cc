@@ -45,7 +45,9 @@ void InferEngine::together(const char* what, const std::function<void()>& task) 
   if (channel_ == nullptr) return task();
   channel_->together(what, [&] {
     task();
-    return plan_.spec.num_blocks;  // a rank with another number would write where another block lies
+    // A rank with another number of blocks or snapshots would write where another one lies.
+    return plan_.spec.num_snapshots == 0 ? plan_.spec.num_blocks
+                                         : plan_.spec.num_blocks + (plan_.spec.num_snapshots << 40);
   });
 }
 

@@ -226,6 +226,7 @@ void InferEngine::require_memory_for(std::span<Program* const> programs, std::sp
   const MemoryDemand demand = demand_of(programs, *parameters_,
                                         {.states = states,
                                          .existing_states = existing,
+                                         .cache = &cache_spec(),
                                          .maps_files = maps_files_,
                                          .maps_all = maps_files_ && !options_.pack_cache.empty()});
   require_memory(demand, request_of(*model_, *device_, hardware_, options_), plan_, free_bytes, options_.num_ranks());
@@ -266,7 +267,8 @@ void InferEngine::collect_sequence_states(std::span<const modules::StateSpec> st
   std::vector<TensorView> views;
   for (const modules::StateSpec& state : states)
     if (state.kind == modules::StateSpec::Kind::per_sequence) views.push_back(caches_.at(state.name).view);
-  sequence_states_ = SequenceStates(device_, cache_spec().num_slots > 0 ? max_batch_size() : 0, std::move(views));
+  sequence_states_ = SequenceStates(device_, cache_spec().num_slots > 0 ? max_batch_size() : 0,
+                                    cache_spec().num_snapshots, std::move(views));
 }
 
 int64_t InferEngine::cache_bytes() const {
@@ -284,6 +286,7 @@ SchedulerLimits InferEngine::limits() const {
           .block_size = cache_spec().block_size,
           .windows = cache_spec().windows,
           .num_slots = sequence_states_.num_slots(),
+          .num_snapshots = cache_spec().num_snapshots,
           .vocab = model_->info().vocab,
           .model_context = model_->info().max_positions,
           .max_penalized_tokens = max_penalized_tokens(),

@@ -53,13 +53,15 @@ std::string_view request_state_name(RequestState state) {
 }
 
 Scheduler::Scheduler(const SchedulerLimits& limits)
-    : limits_(limits), cache_(limits.num_blocks, limits.block_size, limits.windows, limits.num_slots) {
+    : limits_(limits),
+      cache_(limits.num_blocks, limits.block_size, limits.windows, limits.num_slots, limits.num_snapshots) {
   EADEM_CHECK(limits.max_sequence_length <= limits.num_blocks * limits.block_size, "{} tokens in {} blocks of {}",
               limits.max_sequence_length, limits.num_blocks, limits.block_size);
   EADEM_CHECK(limits.max_batch_size <= limits.max_num_batched_tokens, "{} sequences in a step of {} tokens",
               limits.max_batch_size, limits.max_num_batched_tokens);
-  EADEM_CHECK(!limits.prefix_caching || (limits.windows.empty() && limits.num_slots == 0),
-              "prefix_caching with {} windows and {} slots", limits.windows.size(), limits.num_slots);
+  EADEM_CHECK(!limits.prefix_caching || (limits.windows.empty() && (limits.num_slots == 0 || limits.num_snapshots > 0)),
+              "prefix_caching with {} windows, {} slots and {} snapshots", limits.windows.size(), limits.num_slots,
+              limits.num_snapshots);
   const auto most = static_cast<size_t>(limits.max_batch_size);
   running_.reserve(most);
   plan_.reserve(most);
@@ -164,6 +166,8 @@ void Scheduler::move_to(Sequence& sequence, RequestState state) {
 
 // Gives back the blocks of a sequence that has ended, or keeps them.
 void Scheduler::release(Sequence& sequence) {
+  if (sequence.loads != kNoBlock) sequence.cached = 0;  // its slot holds nothing of it yet
+  drop_load(sequence);
   if (sequence.request.keep) {
     cache_.release(kept_);
     std::swap(kept_, sequence.blocks);
@@ -297,7 +301,9 @@ StepEvent Scheduler::commit_sequence(Sequence& sequence, const StepSequence& pla
                         .decoded = decoded};
   (event.decoded ? decode_tokens_ : prompt_tokens_) += event.computed;
   sequence.cached += known;
-  name_blocks(sequence);
+  commit_snapshots(sequence, planned);
+  // A step that may return has its blocks named when it does not: nobody writes to a block with a name.
+  if (!planned.may_return) name_blocks(sequence);
   sequence.drafts.clear();
   proposed_tokens_ += planned.drafts;
   return event;

@@ -22,6 +22,10 @@
 // computed them and whether these run or have ended. The last token of a prompt is always computed. A request does not
 // start while one before it computes the block that it would compute next, so that equal prompts are computed once.
 //
+// States per sequence stand at one position, so that such a request begins where a snapshot of them is, too. A step of
+// a sequence whose tokens so far fill their blocks begins with saving one; a prompt is cut at the borders that are
+// worth one (scheduler_snapshots.cc).
+//
 // One sequence may stay in the cache after its request has ended, for a conversation: the next request with `keep` only
 // computes what follows the tokens that both begin with, if the windows of the cache still hold what that reads.
 // Another request that needs the room takes it.
@@ -62,13 +66,15 @@ struct SchedulerLimits {
   int64_t block_size = 1;                          // tokens of a block
   std::vector<modules::WindowGroup> windows = {};  // the cache's other groups
   int64_t num_slots = 0;                           // for states per sequence
+  int64_t num_snapshots = 0;                       // of these; without any, prefix_caching is not for such models
+  int64_t snapshot_distance = 64;                  // a prompt is cut for one behind so many further tokens
   int64_t vocab = 1;
   int64_t model_context = 1;                                           // tokens; for messages
   int64_t max_penalized_tokens = std::numeric_limits<int64_t>::max();  // that the penalties of a step look at
   int64_t max_logit_rows = std::numeric_limits<int64_t>::max();        // of a step; at least max_batch_size
   int64_t max_draft_tokens = 0;                                        // proposed tokens of a step
   int64_t ageing_steps = 512;                                          // see above
-  bool prefix_caching = false;  // not with windows or states per sequence, which lead to no earlier position
+  bool prefix_caching = false;  // not with windows, which lead to no earlier position
   std::string cache_salt;       // what else the contents of blocks depend on
 };
 
@@ -157,8 +163,8 @@ class Scheduler {
   // Starts waiting requests that fit and returns the sequences of the next step; none: no request is there. `cache`
   // tells which tokens of a kept sequence the engine still holds. The result is valid until the next call of add, end,
   // plan or commit. A plan that is not committed takes no token from a request: the next one is the same, or,
-  // with states per sequence, which a step overwrites, computes its sequences from their first token. Only who was
-  // preempted may start again.
+  // with states per sequence, which a step overwrites, computes its sequences from their first token or a snapshot.
+  // Only who was preempted may start again.
   std::span<const StepSequence> plan(const CacheContents& cache);
   // The requests of the plan, in its order.
   std::span<const RequestId> planned() const { return planned_; }
@@ -203,6 +209,10 @@ class Scheduler {
     std::vector<BlockHash> names;  // of its first full blocks, as far as they were asked for
     BlockHash root = {};           // before the first of them
     int64_t num_named = 0;         // blocks that have been offered their names
+    int32_t loads = kNoBlock;      // the snapshot that its next step begins with, with a reference
+    std::vector<int64_t> borders;  // places where its prompt is cut for a snapshot, in order
+    int64_t chunk_end = 0;         // the first end of a chunk from here on has a wanted snapshot; -1: one has
+    int64_t answer_blocks = 0;     // behind which its answer has left its last snapshot; 0: it has left none
     std::vector<int32_t> drafts;   // proposed behind `tokens`
     std::vector<int32_t> fed;      // the new tokens of a step with proposed ones
     int64_t scored = 0;            // places of the prompt whose next token has its log-probability
@@ -219,6 +229,8 @@ class Scheduler {
   struct Start {
     int64_t kept_tokens = 0;
     int64_t shared_blocks = 0;
+    int32_t snapshot = kNoBlock;  // behind the shared blocks
+    int64_t blocks_there = 0;     // of the sequence's first ones
   };
   struct ByPriority {
     bool operator()(const Sequence* a, const Sequence* b) const;
@@ -244,11 +256,22 @@ class Scheduler {
   bool can_share_later(Sequence& sequence);
   void start(Sequence& sequence, const Start& start);
   void preempt(Sequence& sequence);
+  void put_back(Sequence& sequence);
   void make_way(const CacheContents& cache);
   bool could_start(const Sequence& sequence) const;
   bool grow(Sequence& sequence);
   std::span<const BlockHash> names_of(Sequence& sequence, int64_t num_blocks);
   void name_blocks(Sequence& sequence);
+
+  bool takes_snapshots() const { return limits_.prefix_caching && limits_.num_snapshots > 0; }
+  void choose_borders(Sequence& sequence, const Start& start);
+  void note_branches(Sequence& sequence);
+  bool waits_for_snapshot(Sequence& sequence);
+  int64_t up_to_border(const Sequence& sequence, int64_t count) const;
+  int32_t plan_snapshot(Sequence& sequence);
+  void commit_snapshots(Sequence& sequence, const StepSequence& planned);
+  void forget_snapshots();
+  void drop_load(Sequence& sequence);
 
   void forget_plan(bool committed = false);
   int64_t penalized_tokens(const Sequence& sequence) const;

@@ -47,17 +47,27 @@ Scheduler::Start Scheduler::find_start(Sequence& sequence, const CacheContents& 
   const std::span<const int32_t> tokens = std::span(sequence.tokens).first(sequence.tokens.size() - 1);
   Start start;
   if (sequence.wants_scores()) return start;  // each of its places needs a row of logits
-  if (limits_.prefix_caching)
-    start.shared_blocks = cache_.count_shared(names_of(sequence, std::ssize(tokens) / limits_.block_size));
+  if (limits_.prefix_caching) {
+    const auto names = names_of(sequence, std::ssize(tokens) / limits_.block_size);
+    start.shared_blocks = start.blocks_there = cache_.count_shared(names);
+    if (limits_.num_slots > 0) {
+      const auto found = cache_.snapshots().find_last(names.first(static_cast<size_t>(start.blocks_there)));
+      start.shared_blocks = found.blocks;
+      start.snapshot = found.slot;
+    }
+  }
   if (!sequence.request.keep || kept_.all.empty()) return start;
   // The blocks may hold tokens that were proposed and not taken.
   const int64_t common = std::min(kept_tokens_, cache.common_prefix(kept_.all, tokens));
   int64_t known = cache_.writable_tokens(kept_, common);
   // States per sequence lead nowhere but to where they stand, and to where the last proposed tokens began: an answer
   // may have ended before the last of these.
-  if (limits_.num_slots > 0 && known < kept_tokens_) known = kept_returns_to_ <= known ? kept_returns_to_ : 0;
+  if (limits_.num_slots > 0 && known < kept_tokens_) {
+    known = kept_returns_to_ <= known ? kept_returns_to_ : 0;
+    if (cache_.writable_tokens(kept_, known) < known) known = 0;
+  }
   if (cache_.holds_windows(kept_, known) && known > start.shared_blocks * limits_.block_size)
-    return {.kept_tokens = known};
+    return {.kept_tokens = known, .blocks_there = start.blocks_there};
   return start;
 }
 
@@ -92,6 +102,7 @@ bool Scheduler::try_start(Sequence& sequence, const CacheContents& cache) {
 // Whether a running request that goes before this one is computing the first block that this one would compute.
 bool Scheduler::can_share_later(Sequence& sequence) {
   if (!limits_.prefix_caching || sequence.wants_scores()) return false;
+  if (limits_.num_slots > 0) return waits_for_snapshot(sequence);
   const auto names = names_of(sequence, (std::ssize(sequence.tokens) - 1) / limits_.block_size);
   const auto missing = static_cast<size_t>(cache_.count_shared(names));
   return missing < names.size() && std::any_of(running_.begin(), running_.end(), [&](const Sequence* each) {
@@ -112,7 +123,10 @@ void Scheduler::start(Sequence& sequence, const Start& start) {
   } else {
     cache_.share(sequence.blocks, sequence.names, start.shared_blocks);
     sequence.cached = start.shared_blocks * limits_.block_size;
+    sequence.loads = start.snapshot;
+    if (sequence.loads != kNoBlock) cache_.snapshots().share(sequence.loads);
   }
+  if (takes_snapshots()) choose_borders(sequence, start);
   if (limits_.prefix_caching) {
     const int64_t found = sequence.cached / limits_.block_size;
     counters_.hits += found;
@@ -133,12 +147,18 @@ void Scheduler::start(Sequence& sequence, const Start& start) {
 // --- Who is preempted.
 
 void Scheduler::preempt(Sequence& sequence) {
+  put_back(sequence);
+  ++counters_.preemptions;
+}
+
+// Has a running request wait, without anything in the cache.
+void Scheduler::put_back(Sequence& sequence) {
   std::erase(running_, &sequence);
+  drop_load(sequence);
   cache_.release(sequence.blocks);
   sequence.cached = sequence.returns_to = 0;
   move_to(sequence, RequestState::preempted);
   wait(sequence);
-  ++counters_.preemptions;
 }
 
 // Starts the waiting requests that may preempt a running one.
@@ -184,12 +204,18 @@ bool Scheduler::grow(Sequence& sequence) {
 // Window blocks go back that no running request reads any more, or that the plan took and did not come to write. So do
 // blocks for proposed tokens that were not taken.
 void Scheduler::forget_plan(bool committed) {
+  if (!committed) forget_snapshots();
   for (size_t i = 0; i < places_.size(); ++i) {
     Sequence* const s = places_[i];
     if (s->state >= RequestState::finished) continue;
+    // A step that was given up may have overwritten the state of its sequence, which begins again then: in other
+    // blocks, where some of its own are those of others, too.
+    if (!committed && takes_snapshots()) {
+      if (s->state != RequestState::preempted) put_back(*s);
+      continue;
+    }
     // The last token gets its place with the next plan, unless it begins again.
     if (plan_[i].drafts > 0) cache_.shrink(s->blocks, std::ssize(s->tokens) - (committed ? 1 : 0));
-    // A step that was given up may have overwritten the state of its sequence, which begins again then.
     if (!committed && limits_.num_slots > 0) {
       s->cached = s->returns_to = 0;
       move_to(*s, RequestState::prefilling);
@@ -222,12 +248,15 @@ std::span<const StepSequence> Scheduler::plan(const CacheContents& cache) {
     Sequence& s = *running_[place];
     if (s.state == RequestState::decoding && grow(s) && budget > 0) budget -= plan_sequence(s, budget);
   }
+  if (takes_snapshots())
+    for (Sequence* s : running_) note_branches(*s);
   for (size_t place = 0; place < running_.size() && budget > 0; ++place)
     if (running_[place]->state == RequestState::prefilling) budget -= plan_sequence(*running_[place], budget);
   // Who starts has a share of the step. What was preempted for others does not start in the step that they go on in.
   while (budget > 0 && !waiting_.empty() && counters_.preemptions == preemptions) {
     Sequence& next = next_waiting();
     if (can_share_later(next) || !try_start(next, cache)) break;
+    if (takes_snapshots()) note_branches(next);
     budget -= plan_sequence(next, budget);
   }
   plan_drafts(budget);
@@ -287,7 +316,7 @@ int64_t Scheduler::most_with_scores(const Sequence& s, int64_t count) const {
 
 // Plans at most `budget` tokens of a running sequence and returns how many.
 int64_t Scheduler::plan_sequence(Sequence& s, int64_t budget) {
-  int64_t count = std::min(budget, s.pending());
+  int64_t count = up_to_border(s, std::min(budget, s.pending()));
   if (s.wants_scores()) count = most_with_scores(s, count);
   const bool samples = count == s.pending();
   if (samples && &s != first_) {
@@ -304,6 +333,8 @@ int64_t Scheduler::plan_sequence(Sequence& s, int64_t budget) {
                    .blocks = s.blocks.all,
                    .windows = s.blocks.windows,
                    .state_slot = s.blocks.slot,
+                   .load_snapshot = s.loads,
+                   .save_snapshot = plan_snapshot(s),
                    .sampling = s.request.sampling,
                    .biases = s.request.biases,
                    .samples = samples,

@@ -168,7 +168,8 @@ void InferEngine::check(Plan plan, bool all_logits) {
       window_contents_[g].check(static_cast<int64_t>(s), blocks, plan[s].windows[g], plan[s].cached,
                                 std::ssize(plan[s].tokens));
     if (cache_spec().num_slots > 0)
-      sequence_states_.check(static_cast<int64_t>(s), plan[s].state_slot, blocks[0], plan[s].cached);
+      sequence_states_.check(static_cast<int64_t>(s), plan[s].state_slot, blocks[0], plan[s].cached,
+                             {plan[s].load_snapshot, plan[s].save_snapshot});
   }
   check_sampling(plan);
 }
@@ -312,7 +313,8 @@ const StepProgram& InferEngine::program_for(Plan plan, bool all_logits, int64_t 
 }
 
 SequenceStates::Preparation InferEngine::state_preparation(const StepSequence& sequence) const {
-  return sequence_states_.preparation(sequence.state_slot, sequence.blocks[0], sequence.cached, sequence.may_return);
+  return sequence_states_.preparation(sequence.state_slot, sequence.blocks[0], sequence.cached, sequence.may_return,
+                                      {sequence.load_snapshot, sequence.save_snapshot});
 }
 
 // Forgets the tokens that the step will overwrite: they are lost even if the step does not come to its end.

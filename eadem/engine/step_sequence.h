@@ -46,6 +46,10 @@ struct StepSequence {
   int32_t state_slot = 0;  // of its states per sequence, where the model has any
   // Where the model has any: a later step may begin behind `cached` tokens again, as if this one had not been.
   bool may_return = false;
+  // Before the step the states are copied from a snapshot, that of the first `cached` tokens, or to one, which an
+  // earlier sequence of the step may not load. -1: none.
+  int32_t load_snapshot = -1;
+  int32_t save_snapshot = -1;
   SamplingInput sampling;
   std::span<const TokenBias> biases;  // at most kMaxBiases; those of one token do not overlap
   // Decode: >= 0 is the row of logits of the step before whose sampled token is the only new token. `tokens` has one

@@ -51,13 +51,15 @@ struct WindowGroup {
 //                  tokens
 //   groups 1, 2 …  keep the tokens of a window: `windows`. States of other windows lie in group 0.
 //
-// States per sequence lie in `num_slots` slots, which steps find through state_slots.
+// States per sequence lie in `num_slots` slots, which steps find through state_slots. The last `num_snapshots` of them
+// keep what sequences left at borders of blocks.
 struct CacheSpec {
   CacheLayout layout = CacheLayout::none;
   int64_t num_blocks = 0;  // of group 0
   int64_t block_size = 0;  // tokens of a block, in every group
   std::vector<WindowGroup> windows = {};
   int64_t num_slots = 0;
+  int64_t num_snapshots = 0;
 
   size_t num_groups() const { return 1 + windows.size(); }
   // The group of states with this window.

@@ -191,20 +191,23 @@ void bind_config(nb::module_& m) {
       "Blocks of `block_size` tokens (0: what the hardware configuration says) out of `max_kv_memory_bytes` (0: enough "
       "for all sequences), for steps of up to `max_batch_size` sequences of up to `max_cache_len` tokens (0: the "
       "model's context, as far as the memory goes). With `prefix_caching` a request begins with the blocks that hold "
-      "its first tokens, whichever requests computed them, where the model has no windows or states per sequence.")
+      "its first tokens, whichever requests computed them, where the model has no windows. Of a model with states per "
+      "sequence it keeps `state_snapshots` copies of these at borders of blocks (0: two for each of max_batch_size "
+      "sequences, as far as they take no more memory than the blocks).")
       .def(
           "__init__",
           [](engine::PagedKVCacheConfig* self, int64_t bytes, int64_t block, int64_t batch, int64_t length,
-             bool prefix_caching) {
-            new (self) engine::PagedKVCacheConfig{bytes, block, batch, length, prefix_caching};
+             bool prefix_caching, int64_t state_snapshots) {
+            new (self) engine::PagedKVCacheConfig{bytes, block, batch, length, prefix_caching, state_snapshots};
           },
           "max_kv_memory_bytes"_a = 0, "block_size"_a = 0, "max_batch_size"_a = 8, "max_cache_len"_a = 0,
-          "prefix_caching"_a = true)
+          "prefix_caching"_a = true, "state_snapshots"_a = 0)
       .def_ro("max_kv_memory_bytes", &engine::PagedKVCacheConfig::max_kv_memory_bytes)
       .def_ro("block_size", &engine::PagedKVCacheConfig::block_size)
       .def_ro("max_batch_size", &engine::PagedKVCacheConfig::max_batch_size)
       .def_ro("max_cache_len", &engine::PagedKVCacheConfig::max_cache_len)
-      .def_ro("prefix_caching", &engine::PagedKVCacheConfig::prefix_caching);
+      .def_ro("prefix_caching", &engine::PagedKVCacheConfig::prefix_caching)
+      .def_ro("state_snapshots", &engine::PagedKVCacheConfig::state_snapshots);
 }
 
 // A Python function that may be copied and destroyed on any thread.

@@ -243,6 +243,46 @@ TEST(Ranks, ProposedTokensChangeNoToken) {
   }
 }
 
+// Snapshots of states per sequence are kept and loaded on every rank, whether these divide them or each has all of
+// them.
+TEST(Ranks, PrefixesOfModelsWithStatesChangeNoToken) {
+  for (const MeshAxis divide : {MeshAxis::tp, MeshAxis::ep}) {
+    const Make make = [&](const std::shared_ptr<Device>& device, EngineOptions options) {
+      options.divide = divide;
+      options.cache =
+          PagedKVCacheConfig{.block_size = 4, .max_batch_size = 2, .max_cache_len = 64, .state_snapshots = 6};
+      return from(golden("qwen3_next_all"))(device, options);
+    };
+    const auto one = make(one_thread(), accurate());
+    const std::vector<GenerationRequest> requests = {{.prompt = tokens_of(41, 64, 1), .max_tokens = 10},
+                                                     {.prompt = tokens_of(41, 64, 1), .max_tokens = 5},
+                                                     {.prompt = tokens_of(33, 64, 2), .max_tokens = 10}};
+    const auto run = [&](InferEngine& engine, int64_t& reused) {
+      SchedulerLimits limits = engine.limits();
+      limits.snapshot_distance = 8;
+      Scheduler scheduler(limits);
+      std::vector<int32_t> tokens;
+      for (int round = 0; round < 2; ++round) {
+        for (const GenerationRequest& request : requests) scheduler.add(request);
+        while (!scheduler.is_idle()) {
+          const InferEngine::Output& output = engine.forward(scheduler.plan(engine.cache_contents()));
+          for (const StepEvent& event : scheduler.commit(output.output_ids, output.logprobs))
+            if (event.sampled) tokens.push_back(event.token);
+        }
+      }
+      reused = scheduler.reused_tokens();
+      return tokens;
+    };
+    int64_t reused_by_one = 0, reused = 0;
+    const std::vector<int32_t> expected = run(*one, reused_by_one);
+    const auto ranks = fork_ranks(2, make);
+    const auto engine = make(one_thread(), on(*ranks));
+    EXPECT_EQ(run(*engine, reused), expected);
+    EXPECT_EQ(reused, reused_by_one);
+    EXPECT_GE(reused, 40 + 40 + 40 + 32);
+  }
+}
+
 TEST(Ranks, TellStoriesToSeveralCallers) {
   const std::vector<std::string> prompts = {"Once upon a time", "The dog", "Lily and Tom went to the", "It was"};
   std::vector<std::vector<int32_t>> one;

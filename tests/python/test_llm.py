@@ -76,6 +76,7 @@ def test_prompts_that_begin_alike_share_the_cache(llm, stories):
     assert set(before) == {"hits", "misses", "evictions", "preemptions"}
     off = eadem.PagedKVCacheConfig(prefix_caching=False)
     assert not off.prefix_caching and eadem.PagedKVCacheConfig().prefix_caching
+    assert eadem.PagedKVCacheConfig(state_snapshots=3).state_snapshots == 3
     plain = LLM(stories, kv_cache=off, threads=1)
     for _ in range(2):
         completion = plain.generate([prompt], params)[0]

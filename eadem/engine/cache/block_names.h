@@ -19,6 +19,8 @@ class BlockNames {
   explicit BlockNames(int64_t num_blocks);
 
   bool has(int32_t block) const { return named_[static_cast<size_t>(block)] != 0; }
+  // Of a block that has one.
+  const BlockHash& name(int32_t block) const { return names_[static_cast<size_t>(block)]; }
   int64_t size() const { return size_; }
   std::optional<int32_t> find(const BlockHash& name) const;
   // Gives a block without a name this one. Returns false, and changes nothing, when another block has it.

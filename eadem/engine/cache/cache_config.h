@@ -25,8 +25,12 @@ struct PagedKVCacheConfig {
   int64_t max_batch_size = 8;  // most sequences of a step
   int64_t max_cache_len = 0;   // most tokens of a sequence; 0: the model's context, as far as the memory goes
   // A request begins with the blocks that hold its first tokens, whichever requests computed them. Models with windows
-  // or states per sequence compute every prompt whole.
+  // compute every prompt whole.
   bool prefix_caching = true;
+  // With prefix_caching, of a model with states per sequence: how many copies of these the cache keeps at borders of
+  // blocks (StateSnapshots). 0: two for each of max_batch_size sequences, as far as they take no more memory than the
+  // blocks of tokens.
+  int64_t state_snapshots = 0;
 };
 
 using CacheConfig = std::variant<StaticKVCacheConfig, PagedKVCacheConfig>;

@@ -9,8 +9,8 @@
 namespace eadem::engine {
 
 CacheManager::CacheManager(int64_t num_blocks, int64_t block_size, std::span<const modules::WindowGroup> windows,
-                           int64_t num_slots)
-    : block_size_(block_size), all_(num_blocks), names_(num_blocks), slots_(num_slots) {
+                           int64_t num_slots, int64_t num_snapshots)
+    : block_size_(block_size), all_(num_blocks), names_(num_blocks), slots_(num_slots), snapshots_(num_snapshots) {
   for (const modules::WindowGroup& group : windows) windows_.push_back({group.window, BlockPool(group.num_blocks)});
 }
 
@@ -31,7 +31,7 @@ void CacheManager::extend(SequenceBlocks& sequence, int64_t tokens) {
     const int32_t block = take(all_);
     sequence.all.push_back(block);
     if (!names_.has(block)) continue;
-    names_.erase(block);
+    erase_name(block);
     ++num_evicted_;
   }
   if (slots_.num_blocks() > 0 && sequence.slot == kNoBlock) sequence.slot = take(slots_);
@@ -141,7 +141,12 @@ int64_t CacheManager::writable_tokens(const SequenceBlocks& sequence, int64_t to
 
 void CacheManager::make_writable(SequenceBlocks& sequence, int64_t tokens) {
   shrink(sequence, tokens);
-  if (tokens % block_size_ > 0 && names_.has(sequence.all.back())) names_.erase(sequence.all.back());
+  if (tokens % block_size_ > 0 && names_.has(sequence.all.back())) erase_name(sequence.all.back());
+}
+
+void CacheManager::erase_name(int32_t block) {
+  snapshots_.forget(names_.name(block));
+  names_.erase(block);
 }
 
 int64_t CacheManager::count_owned(const SequenceBlocks& sequence, int64_t begin) const {
@@ -153,6 +158,7 @@ void CacheManager::forget_names() {
   for (int32_t block = 0; block < all_.num_blocks(); ++block)
     if (names_.has(block) && all_.references(block) == 0) all_.discard(block);
   names_.clear();
+  snapshots_.forget_all();
 }
 
 }  // namespace eadem::engine

@@ -10,7 +10,8 @@
 //
 // Full blocks of group 0 may have names (BlockHash). A block with a name keeps it when its last owner gives it back,
 // and any sequence that begins with the same tokens may share it, until the pool hands it out again: those without a
-// name first, then the least recently used. Nobody writes to a block with a name.
+// name first, then the least recently used. Nobody writes to a block with a name. Snapshots of states per sequence go
+// by the names of blocks, and go with them.
 //
 // Not thread-safe. Nothing allocates once the tables of a sequence have their size.
 #pragma once
@@ -21,6 +22,7 @@
 
 #include "eadem/engine/cache/block_names.h"
 #include "eadem/engine/cache/block_pool.h"
+#include "eadem/engine/cache/state_snapshots.h"
 #include "eadem/modules/state_spec.h"
 
 namespace eadem::engine {
@@ -44,7 +46,7 @@ class CacheManager {
  public:
   // window_blocks() says for how many sequences and tokens of a step the blocks of a window suffice.
   CacheManager(int64_t num_blocks, int64_t block_size, std::span<const modules::WindowGroup> windows = {},
-               int64_t num_slots = 0);
+               int64_t num_slots = 0, int64_t num_snapshots = 0);
 
   int64_t block_size() const { return block_size_; }
   int64_t blocks_for(int64_t tokens) const { return (tokens + block_size_ - 1) / block_size_; }
@@ -87,12 +89,15 @@ class CacheManager {
   void make_writable(SequenceBlocks& sequence, int64_t tokens);
   // How many blocks from place `begin` on have no other owner.
   int64_t count_owned(const SequenceBlocks& sequence, int64_t begin) const;
-  // Takes the names from all blocks.
+  // Takes the names from all blocks, and forgets all snapshots.
   void forget_names();
   int64_t num_named() const { return names_.size(); }
+  bool is_named(int32_t block) const { return names_.has(block); }
   // How often a block with a name was handed out for other tokens.
   int64_t num_evicted() const { return num_evicted_; }
   int32_t references(int32_t block) const { return all_.references(block); }
+  StateSnapshots& snapshots() { return snapshots_; }
+  const StateSnapshots& snapshots() const { return snapshots_; }
 
  private:
   struct Window {
@@ -101,6 +106,7 @@ class CacheManager {
   };
   void hold(Window& group, std::vector<int32_t>& table, SequenceBlocks::Run& held, SequenceBlocks::Run wanted);
   SequenceBlocks::Run reached(const Window& group, int64_t cached) const;
+  void erase_name(int32_t block);
 
   int64_t block_size_;
   BlockPool all_;
@@ -108,6 +114,7 @@ class CacheManager {
   int64_t num_evicted_ = 0;
   std::vector<Window> windows_;
   BlockPool slots_;
+  StateSnapshots snapshots_;
 };
 
 }  // namespace eadem::engine

@@ -35,6 +35,9 @@ struct PagedDemand {
   int64_t token_bytes;    // of group 0
   bool only_tokens;       // no state lies in group 0
   int64_t slot_bytes;     // of all sequences
+  int64_t state_bytes;    // of a snapshot of a sequence's states
+  int64_t snapshots;      // at most
+  bool fits_snapshots;    // no number was asked for
   std::vector<Window> windows;
 
   PagedDemand(const PagedKVCacheConfig& config, const CachePlanRequest& request)
@@ -45,8 +48,10 @@ struct PagedDemand {
         token_bytes(request.bytes.per_token) {
     require_count("block_size", block_size, 1);
     require_count("max_batch_size", batch, 1);
+    require_count("state_snapshots", config.state_snapshots, 0);
     all_sequences = batch * ceil_div(longest, block_size);
-    slot_bytes = batch * request.slots_per_sequence * request.bytes.per_sequence;
+    state_bytes = request.bytes.per_sequence;
+    slot_bytes = batch * request.slots_per_sequence * state_bytes;
     const int64_t step_tokens = std::max(request.max_num_batched_tokens, batch);
     for (const auto& [window, bytes] : request.bytes.windows)
       if (window >= longest)
@@ -56,14 +61,33 @@ struct PagedDemand {
             {window, std::min(all_sequences, window_blocks(window, block_size, batch, step_tokens)), bytes});
     only_tokens = token_bytes == 0;
     if (only_tokens) token_bytes = sizeof(int32_t);
+    fits_snapshots = config.state_snapshots == 0;
+    snapshots = fits_snapshots ? kSnapshotsPerSequence * batch : config.state_snapshots;
+    if (!config.prefix_caching || state_bytes == 0 || !windows.empty()) snapshots = 0;
   }
 
-  // Bytes of a cache with `num_blocks` blocks in group 0. A double is exact up to 2^53 and never overflows.
+  // Bytes of a cache with `num_blocks` blocks in group 0, without snapshots. A double is exact up to 2^53 and never
+  // overflows.
   double cache_bytes(int64_t num_blocks) const {
     double bytes = static_cast<double>(num_blocks) * static_cast<double>(token_bytes);
     for (const Window& each : windows)
       bytes += static_cast<double>(std::min(num_blocks, each.blocks) + 1) * static_cast<double>(each.token_bytes);
     return bytes * static_cast<double>(block_size) + static_cast<double>(slot_bytes);
+  }
+
+  double snapshot_bytes(int64_t count) const { return static_cast<double>(count) * static_cast<double>(state_bytes); }
+
+  // The number of snapshots beside blocks that take `bytes`.
+  int64_t snapshots_beside(double bytes) const {
+    if (snapshots == 0 || !fits_snapshots || only_tokens) return snapshots;
+    return std::min(snapshots, static_cast<int64_t>(bytes / snapshot_bytes(1)));
+  }
+  // That of a cache of `bytes` in all: snapshots have half of what the sequences' own states leave, and leave a block.
+  int64_t snapshots_in(int64_t bytes) const {
+    if (snapshots == 0 || !fits_snapshots) return snapshots;
+    const double half = static_cast<double>(bytes - slot_bytes) / 2;
+    const double room = std::min(half, static_cast<double>(bytes) - cache_bytes(1));
+    return std::clamp<int64_t>(static_cast<int64_t>(room / snapshot_bytes(1)), 0, snapshots);
   }
 
   // The most blocks of group 0 with which the cache takes at most `bytes`; 0: not even one fits.
@@ -93,18 +117,23 @@ CachePlan plan_paged(const PagedKVCacheConfig& config, const CachePlanRequest& r
     throw InvalidArgument("block_size is {}; this model keeps rows for {} tokens each, which must divide it",
                           demand.block_size, request.bytes.stride);
   int64_t num_blocks = demand.all_sequences;
+  int64_t snapshots = demand.snapshots_beside(demand.cache_bytes(num_blocks) - static_cast<double>(demand.slot_bytes));
   if (config.max_kv_memory_bytes != 0 || config.max_cache_len == 0) {
-    num_blocks = demand.blocks_in(config.max_kv_memory_bytes);
+    snapshots = demand.snapshots_in(config.max_kv_memory_bytes);
+    const auto taken = static_cast<int64_t>(demand.snapshot_bytes(snapshots));
+    num_blocks = demand.blocks_in(config.max_kv_memory_bytes - taken);
     if (num_blocks < 1)
-      throw InvalidArgument("max_kv_memory_bytes is {}; one block of {} tokens takes {}", config.max_kv_memory_bytes,
-                            demand.block_size, static_cast<int64_t>(demand.cache_bytes(1)));
+      throw InvalidArgument("max_kv_memory_bytes is {}; one block of {} tokens takes {}{}", config.max_kv_memory_bytes,
+                            demand.block_size, static_cast<int64_t>(demand.cache_bytes(1)),
+                            taken == 0 ? "" : fmt::format(", and {} state_snapshots {}", snapshots, taken));
   }
   CachePlan plan{{CacheLayout::paged, num_blocks, demand.block_size},
                  demand.batch,
                  std::min(demand.longest, num_blocks * demand.block_size)};
   for (const PagedDemand::Window& each : demand.windows)
     plan.spec.windows.push_back({each.window, std::min(num_blocks, each.blocks)});
-  if (request.bytes.per_sequence > 0) plan.spec.num_slots = demand.batch * request.slots_per_sequence;
+  plan.spec.num_snapshots = snapshots;
+  if (demand.state_bytes > 0) plan.spec.num_slots = demand.batch * request.slots_per_sequence + snapshots;
   return plan;
 }
 
@@ -155,7 +184,8 @@ std::string_view why_no_prefix_caching(const CacheConfig& config, const CacheSpe
   if (paged == nullptr) return "the cache is contiguous";
   if (!paged->prefix_caching) return "it is switched off";
   if (!cache.windows.empty()) return "the model has layers with a window, which keep no earlier tokens";
-  if (cache.num_slots > 0) return "the model has states per sequence, which stand at one position";
+  if (cache.num_slots > 0 && cache.num_snapshots == 0)
+    return "the model has states per sequence, and max_kv_memory_bytes leaves no room for a snapshot of them";
   return "";
 }
 
@@ -164,7 +194,9 @@ int64_t paged_cache_bytes(const CachePlanRequest& request, int64_t tokens) {
   // A last block that is not full counts as far as it is filled.
   const double spare =
       static_cast<double>(demand.token_bytes * (demand.block_size - 1 - (tokens - 1) % demand.block_size));
-  return static_cast<int64_t>(demand.cache_bytes(ceil_div(tokens, demand.block_size)) - spare);
+  const double bytes = demand.cache_bytes(ceil_div(tokens, demand.block_size)) - spare;
+  const int64_t snapshots = demand.snapshots_beside(bytes - static_cast<double>(demand.slot_bytes));
+  return static_cast<int64_t>(bytes + demand.snapshot_bytes(snapshots));
 }
 
 int64_t window_blocks(int64_t window, int64_t block_size, int64_t sequences, int64_t step_tokens) {

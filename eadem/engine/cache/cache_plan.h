@@ -50,6 +50,10 @@ struct CachePlanRequest {
   int64_t slots_per_sequence = 1;  // of states per sequence; 2: each has a second copy (SequenceStates)
 };
 
+// Snapshots of states per sequence that a cache has by default, for each of max_batch_size sequences. Of a sequence the
+// ends of its prompt and of its answer are worth one each.
+inline constexpr int64_t kSnapshotsPerSequence = 2;
+
 // A window group gets window_blocks() blocks, or as many as group 0 if that is less; group 0 gets the rest of
 // max_kv_memory_bytes. Windows as long as the longest sequence are none. A model in which every layer has a window
 // keeps the tokens themselves in group 0, at four bytes each. Throws InvalidArgument naming both values, also for a

@@ -65,8 +65,15 @@ MemoryDemand demand_of(std::span<pipeline::Program* const> programs, const pipel
       if (!seen.insert(name).second) continue;
       const auto state = std::find_if(options.states.begin(), options.states.end(),
                                       [&, &name = name](const modules::StateSpec& spec) { return spec.name == name; });
-      groups[state == options.states.end() ? "other" : group_of(*state)] +=
-          program->graph().value(id).type.size_bytes({});
+      const int64_t bytes = program->graph().value(id).type.size_bytes({});
+      if (state == options.states.end()) {
+        groups["other"] += bytes;
+        continue;
+      }
+      const bool in_slots = state->kind == modules::StateSpec::Kind::per_sequence && options.cache != nullptr;
+      const int64_t snapshots = in_slots ? bytes / options.cache->num_slots * options.cache->num_snapshots : 0;
+      groups[group_of(*state)] += bytes - snapshots;
+      if (snapshots > 0) groups["snapshots per sequence"] += snapshots;
     }
     // The first program's arena serves the others as far as it suffices (Program::assign_storage).
     const int64_t arena = program->memory_plan().arena_bytes;

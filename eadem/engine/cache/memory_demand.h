@@ -17,7 +17,7 @@ namespace eadem::engine {
 struct MemoryDemand {
   int64_t weights = 0;          // in the layouts that the programs read
   int64_t weights_in_file = 0;  // of these: may stay in mapped files, and need no memory of their own
-  // Of the cache, by group: "all tokens", "window of 512", "per sequence".
+  // Of the cache, by group: "all tokens", "window of 512", "per sequence", "snapshots per sequence".
   std::vector<std::pair<std::string, int64_t>> states;
   int64_t activations = 0;
 
@@ -30,6 +30,7 @@ struct MemoryDemand {
 struct DemandOptions {
   std::span<const modules::StateSpec> states;
   std::span<const std::string> existing_states;
+  const modules::CacheSpec* cache = nullptr;  // null: has no snapshots
   bool maps_files = false, maps_all = false;
 };
 MemoryDemand demand_of(std::span<pipeline::Program* const> programs, const pipeline::ParameterStore& parameters,

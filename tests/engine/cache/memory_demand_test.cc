@@ -76,5 +76,17 @@ TEST(MemoryDemand, IsThatOfTheEngine) {
   engine->forward({.input_ids = {1}, .input_lengths = {1}, .cache_lengths = {0}});
 }
 
+// Snapshots of states per sequence count, by a name of their own.
+TEST(MemoryDemand, NamesSnapshots) {
+  const models::Checkpoint config =
+      models::open_config(EADEM_SOURCE_DIR "/benchmarks/models/qwen3.5-0.8b-12-layers.json");
+  EngineOptions options;
+  options.cache = PagedKVCacheConfig{.max_batch_size = 1, .max_cache_len = 64, .state_snapshots = int64_t{1} << 24};
+  const std::string answer = refusal(
+      [&] { InferEngine(config.model, open_device("cpu", {.num_threads = 1}), options, models::spec_of(config)); });
+  // A state has 9 layers of 16 x 128 x 128 values and the last 3 rows of 3 x 16 x 128 channels.
+  EXPECT_HAS(answer, ", per sequence 10.1 MB, snapshots per sequence 169 TB)");
+}
+
 }  // namespace memory_demand_test
 }  // namespace eadem::engine

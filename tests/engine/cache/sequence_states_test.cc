@@ -106,12 +106,16 @@ INSTANTIATE_TEST_SUITE_P(Caches, SequenceState, testing::Values(false, true),
 
 TEST_P(SequenceState, IsDeclaredAndHasASlotForEverySequence) {
   const auto engine = make_recurrent(3, GetParam());
-  EXPECT_EQ(engine->cache_spec().num_slots, 3);
-  EXPECT_EQ(engine->cache_bytes(), 2 * 3 * kHidden * 4);
+  const int64_t snapshots = GetParam() ? 2 * 3 : 0;  // only blocks have borders that others begin behind
+  EXPECT_EQ(engine->reuses_prefixes(), GetParam());
+  EXPECT_EQ(engine->limits().num_snapshots, snapshots);
+  EXPECT_EQ(engine->limits().num_slots, 3);
+  EXPECT_EQ(engine->cache_spec().num_slots, 3 + snapshots);
+  EXPECT_EQ(engine->cache_bytes(), 2 * (3 + snapshots) * kHidden * 4);
   EXPECT_EQ(engine->sequence_states().bytes_per_slot(), 2 * kHidden * 4);
   const auto twice = make_recurrent(3, GetParam(), 16, 2);
   EXPECT_EQ(twice->limits().num_slots, 3);
-  EXPECT_EQ(twice->cache_bytes(), 2 * 2 * 3 * kHidden * 4);
+  EXPECT_EQ(twice->cache_bytes(), 2 * (2 * 3 + snapshots) * kHidden * 4);
   EXPECT_EQ(twice->sequence_states().bytes_per_slot(), 2 * kHidden * 4);
 }
 
@@ -291,6 +295,64 @@ TEST(SequenceStates, ASecondCopyIsOfItsSequence) {
   EXPECT_HAS(refusal([&] { returnable(*make_recurrent(1, true), {5}, 0, blocks, 0); }),
              "Unsupported: sequence 0 wants to begin behind 0 tokens again: recurrent has states per sequence, which a "
              "step overwrites, and of which the engine has no second copy; its draft_tokens are 0");
+}
+
+// --- Kept snapshots.
+
+TEST(SequenceStates, ASequenceGoesOnFromAKeptSnapshot) {
+  for (const int64_t drafts : {0, 4}) {
+    const auto engine = make_recurrent(3, true, 16, drafts);
+    const Ids prompt = tokens_of(8, kVocab, 1), blocks = {3, 2, 1, 0}, others = {3, 2, 6, 7};
+    const Ids next = {5}, other = {6, 9};
+    returnable(*engine, prompt, 0, blocks, 0, false);
+    // A sequence of the same step loads what another one saves.
+    engine->forward(std::vector<StepSequence>{
+        {.tokens = next, .cached = 8, .blocks = blocks, .state_slot = 0, .save_snapshot = 4},
+        {.tokens = other, .cached = 8, .blocks = others, .state_slot = 2, .load_snapshot = 4}});
+    const std::vector<float> both = values(engine->logits());
+    // Another one does later, in a slot that has held something else, and saves what it has computed.
+    engine->forward(std::vector<StepSequence>{
+        {.tokens = other, .cached = 8, .blocks = others, .state_slot = 0, .load_snapshot = 4}});
+    const std::vector<float> again = values(engine->logits());
+    Ids whole = prompt;
+    whole.push_back(5);
+    std::vector<float> expected = step(*make_recurrent(1, true), whole, 0, {0, 1, 2}, 0);
+    whole.back() = 6;
+    whole.push_back(9);
+    const std::vector<float> of_other = step(*make_recurrent(1, true), whole, 0, {0, 1, 2}, 0);
+    expect_same_bits(again, of_other, "in a later step");
+    expected.insert(expected.end(), of_other.begin(), of_other.end());
+    expect_same_bits(both, expected, "in the step that saves it");
+  }
+}
+
+TEST(SequenceStates, ASnapshotThatDoesNotFitIsRefused) {
+  const auto engine = make_recurrent(2, true, 16, 4);
+  const Ids prompt = tokens_of(8, kVocab, 1), blocks = {3, 2, 1, 0}, others = {7, 6, 5, 4}, next = {5};
+  returnable(*engine, prompt, 0, blocks, 0, false);
+  returnable(*engine, prompt, 0, others, 1, false);
+  const auto refused = [&](const std::vector<StepSequence>& plan) { return refusal([&] { engine->forward(plan); }); };
+  EXPECT_HAS(refused({{.tokens = next, .cached = 8, .blocks = blocks, .load_snapshot = 1}}),
+             "sequence 0 has 8 cached tokens; snapshot 1 holds nothing");
+  EXPECT_HAS(refused({{.tokens = next, .cached = 8, .blocks = blocks, .save_snapshot = 4}}),
+             "sequence 0 names snapshot 4 of states; there are 4");
+  EXPECT_HAS(refused({{.tokens = next, .cached = 8, .blocks = blocks, .save_snapshot = 1},
+                      {.tokens = next, .cached = 8, .blocks = others, .state_slot = 1, .save_snapshot = 1}}),
+             "snapshot 1 is saved twice, by sequence 1");
+  EXPECT_HAS(refused({{.tokens = prompt, .cached = 0, .blocks = blocks, .save_snapshot = 1}}),
+             "saves the state after 0 tokens");
+  EXPECT_EQ(refused({{.tokens = next, .cached = 8, .blocks = blocks, .save_snapshot = 1}}), "");
+  EXPECT_HAS(refused({{.tokens = next, .cached = 9, .blocks = blocks, .load_snapshot = 1}}),
+             "sequence 0 has 9 cached tokens; snapshot 1 holds the state after 8");
+  // The second copy of the slot, of another sequence in the same first block, is not that of who loaded a snapshot.
+  returnable(*engine, {5, 6}, 9, blocks, 0);
+  EXPECT_EQ(refused({{.tokens = next, .cached = 8, .blocks = blocks, .load_snapshot = 1}}), "");
+  returnable(*engine, {7, 8}, 9, blocks, 0, false);
+  EXPECT_HAS(refused({{.tokens = next, .cached = 9, .blocks = blocks}}), "slot 0 holds the state after 11 tokens");
+  engine->reset_cache();
+  returnable(*engine, prompt, 0, blocks, 0, false);
+  EXPECT_HAS(refused({{.tokens = next, .cached = 8, .blocks = blocks, .load_snapshot = 1}}),
+             "snapshot 1 holds nothing");
 }
 
 TEST(SequenceStates, WhatASlotDoesNotHoldIsRefused) {

@@ -69,7 +69,9 @@ Totals run_random_schedules(InferEngine& engine, InferEngine& other, uint32_t se
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
     const auto below = [&](int64_t count) { return static_cast<int64_t>(random() % static_cast<uint64_t>(count)); };
-    Scheduler scheduler(engine.limits());
+    SchedulerLimits limits = engine.limits();
+    limits.snapshot_distance = limits.block_size;
+    Scheduler scheduler(limits);
     std::map<RequestId, GenerationRequest> requests;
     std::map<RequestId, Answer> answers, expected_answers;
     // Proposes what follows in the answer alone, of which a token may be wrong.
@@ -163,20 +165,24 @@ TEST_P(Bits, AreThoseOfTheRequestAlone) {
   EXPECT_GT(totals.rejected, 100 * kSchedules / 12);
 }
 
-// Models with states per sequence, which go back when a proposed token was wrong.
+// Models with states per sequence, which go back when a proposed token was wrong, and of which snapshots are kept.
 class StatesPerSequence : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Models, StatesPerSequence,
-                         testing::Values("qwen3_next_all", "qwen3_5", "granitemoehybrid", "falcon_h1", "lfm2",
-                                         "kimi_linear"),
+                         testing::Values("qwen3_next_all", "qwen3_5", "granitemoehybrid", "nemotron_h", "falcon_h1",
+                                         "lfm2", "kimi_linear"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(StatesPerSequence, AreThoseOfTheRequestAlone) {
   const auto engine = make(golden(GetParam()), "f32", 160), other = make(golden(GetParam()), "f32", 0);
-  const Totals totals = run_random_schedules(*engine, *other, 4);
+  ASSERT_TRUE(engine->reuses_prefixes());
+  ASSERT_FALSE(other->reuses_prefixes());
+  const Totals totals = run_random_schedules(*engine, *other, 8);
   EXPECT_GT(totals.compared, 150);
   EXPECT_GT(totals.preemptions, 3);
   EXPECT_GT(totals.accepted, 20);
   EXPECT_GT(totals.rejected, 20);
+  EXPECT_GT(totals.hits, 40);
+  EXPECT_GT(totals.evictions, 40);
 }
 
 // Steps that a caller put together himself may have written to any block.

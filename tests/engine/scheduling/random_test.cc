@@ -23,6 +23,7 @@ struct Known {
 // What all schedules did together: they are worth little if nothing of this happens often.
 struct Totals {
   int64_t requests = 0, preemptions = 0, hits = 0, evictions = 0, aged = 0, accepted = 0, rejected = 0, returns = 0;
+  int64_t loads = 0, saves = 0, snapshot_evictions = 0, reused = 0;
 };
 
 class RandomSchedule {
@@ -40,6 +41,7 @@ class RandomSchedule {
       if (below(8) == 0 && gives_up_) simulation_.scheduler.plan(simulation_.cache);  // of a step that is abandoned
       if (below(50) == 0) simulation_.cache.begin_epoch();
       take_events();
+      check_snapshots();
       note_bounds();
       if (testing::Test::HasFailure()) return;
     }
@@ -51,6 +53,10 @@ class RandomSchedule {
     totals_.hits += counters.hits;
     totals_.evictions += counters.evictions;
     totals_.returns += simulation_.num_returns;
+    totals_.loads += simulation_.num_loads;
+    totals_.saves += simulation_.num_saves;
+    totals_.snapshot_evictions += simulation_.scheduler.cache().snapshots().num_evicted();
+    if (limits_.num_slots > 0) totals_.reused += simulation_.scheduler.reused_tokens();
     totals_.accepted += simulation_.scheduler.accepted_tokens();
     totals_.rejected += simulation_.scheduler.proposed_tokens() - simulation_.scheduler.accepted_tokens();
   }
@@ -73,6 +79,13 @@ class RandomSchedule {
           {window, std::min(limits.num_blocks, window_blocks(window, limits.block_size, limits.max_batch_size,
                                                              limits.max_num_batched_tokens))});
     if (seed % 4 == 1) limits.num_slots = limits.max_batch_size;
+    if (seed % 8 >= 6) {  // with prefixes and snapshots
+      limits.num_slots = limits.max_batch_size;
+      limits.num_snapshots = 1 + below(8);
+      limits.snapshot_distance = 1 + below(3 * limits.block_size);
+      limits.prefix_caching = true;
+      limits.windows.clear();
+    }
     // States per sequence begin again after a step that is given up, so that the bound does not hold.
     gives_up_ = limits.num_slots == 0 || below(2) == 0;
     return limits;
@@ -143,6 +156,16 @@ class RandomSchedule {
     }
   }
 
+  // Between steps nobody but a request that starts has a snapshot, each has one at most, and nobody else has a slot.
+  void check_snapshots() {
+    const Scheduler& scheduler = simulation_.scheduler;
+    int64_t references = 0;
+    for (int32_t slot = 0; slot < limits_.num_snapshots; ++slot)
+      references += scheduler.cache().snapshots().references(slot);
+    EXPECT_LE(references, scheduler.count(RequestState::prefilling));
+    EXPECT_LE(scheduler.cache().snapshots().num_held(), limits_.num_snapshots);
+  }
+
   void check_tokens() {
     for (const auto& [id, known] : requests_) {
       const int64_t room = limits_.max_sequence_length - std::ssize(known.request.prompt) + 1;
@@ -161,6 +184,8 @@ class RandomSchedule {
     scheduler.plan(simulation_.cache);
     EXPECT_EQ(scheduler.state(all), RequestState::prefilling);
     scheduler.end(all, RequestState::cancelled);
+    for (int32_t slot = 0; slot < limits_.num_snapshots; ++slot)
+      EXPECT_EQ(scheduler.cache().snapshots().references(slot), 0);
     // A kept sequence may hold its tokens, and its window.
     const CacheManager& cache = scheduler.cache();
     int64_t taken = 0;
@@ -204,6 +229,10 @@ TEST(RandomSchedules, GiveEveryRequestItsTokens) {
   EXPECT_GT(totals.accepted, 5000);
   EXPECT_GT(totals.rejected, 5000);
   EXPECT_GT(totals.returns, 500);
+  EXPECT_GT(totals.loads, 500);
+  EXPECT_GT(totals.saves, 5000);
+  EXPECT_GT(totals.snapshot_evictions, 1000);
+  EXPECT_GT(totals.reused, 2000);
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 //
 // A scheduler and a cache without a model, on which steps run as an engine runs them. The next token is a hash of all
 // tokens before it, read from the cache that the plan names: a sequence whose cache is wrong gets other tokens. A state
-// per sequence is such a hash, too, with a second copy.
+// per sequence is such a hash, too, with a second copy, and with snapshots.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -52,6 +52,7 @@ class Simulation {
       : limits(limits), scheduler(limits), cache(limits.num_blocks, limits.block_size) {
     for (const modules::WindowGroup& group : limits.windows) windows.emplace_back(group.num_blocks, limits.block_size);
     states.resize(static_cast<size_t>(limits.num_slots));
+    snapshots.resize(static_cast<size_t>(limits.num_snapshots));
   }
 
   // Runs one step. Returns the events; none when no request is there.
@@ -92,7 +93,9 @@ class Simulation {
     uint64_t hash = 1;
   };
   std::vector<std::pair<State, State>> states;  // of each slot, and the kept one
-  int64_t num_returns = 0;                      // to a kept state
+  std::vector<State> snapshots;
+  int64_t num_returns = 0;               // to a kept state
+  int64_t num_loads = 0, num_saves = 0;  // of snapshots
 
  private:
   std::span<const int32_t> used(const StepSequence& s) const {
@@ -112,12 +115,35 @@ class Simulation {
                   (limits.num_slots > 0 && plan[i].drafts + 1 < std::ssize(plan[i].tokens)));
       EXPECT_EQ(plan[i].may_return, plan[i].drafts > 0 && limits.num_slots > 0);
       EXPECT_LE(plan[i].cached + std::ssize(plan[i].tokens), limits.max_sequence_length);
+      check_snapshots(plan, i);
+      // Nobody writes to a block with a name, or to one that others have.
+      const auto first = static_cast<size_t>(plan[i].cached / limits.block_size);
+      for (const int32_t block : used(plan[i]).subspan(first)) {
+        EXPECT_FALSE(scheduler.cache().is_named(block)) << "block " << block;
+        EXPECT_EQ(scheduler.cache().references(block), 1) << "block " << block;
+      }
       cache.check(static_cast<int64_t>(i), used(plan[i]), plan[i].cached, std::ssize(plan[i].tokens));
     }
     EXPECT_LE(tokens, limits.max_num_batched_tokens);
     EXPECT_LE(drafts, limits.max_draft_tokens);
     EXPECT_TRUE(drafts == 0 || scheduler.count(RequestState::prefilling) == 0);
     EXPECT_EQ(plan.empty(), scheduler.is_idle());
+  }
+
+  // Nobody else saves to what a sequence saves or loads, and both have a reference until the step was committed.
+  void check_snapshots(std::span<const StepSequence> plan, size_t index) {
+    const auto [load, save] = std::pair(plan[index].load_snapshot, plan[index].save_snapshot);
+    if (load >= 0) {
+      EXPECT_GT(scheduler.cache().snapshots().references(load), 0);
+    }
+    if (save < 0) return;
+    EXPECT_LT(load, 0) << "a snapshot of what is one";
+    EXPECT_EQ(plan[index].cached % limits.block_size, 0);
+    EXPECT_GT(scheduler.cache().snapshots().references(save), 0);
+    for (size_t other = 0; other < plan.size(); ++other) {
+      EXPECT_TRUE(other == index || plan[other].save_snapshot != save) << "snapshot " << save << " is saved twice";
+      EXPECT_TRUE(other > index || plan[other].load_snapshot != save) << "snapshot " << save << " has been loaded";
+    }
   }
 
   void write(const StepSequence& s) {
@@ -141,7 +167,13 @@ class Simulation {
   // The state is that of the tokens before the step, or that was kept, and becomes that of all tokens.
   void write_state(const StepSequence& s) {
     auto& [state, kept] = states.at(static_cast<size_t>(s.state_slot));
-    if (s.cached == 0) {
+    if (s.load_snapshot >= 0) {
+      state = snapshots.at(static_cast<size_t>(s.load_snapshot));
+      kept = {};
+      EXPECT_EQ(state.tokens, s.cached) << "of snapshot " << s.load_snapshot;
+      EXPECT_EQ(state.hash, hash_of(s, s.cached)) << "of snapshot " << s.load_snapshot;
+      ++num_loads;
+    } else if (s.cached == 0) {
       state = kept = {};
     } else if (state.tokens != s.cached) {
       EXPECT_EQ(kept.tokens, s.cached) << "the state stands behind " << state.tokens << " tokens";
@@ -149,6 +181,10 @@ class Simulation {
       ++num_returns;
     }
     if (s.may_return) kept = state;
+    if (s.save_snapshot >= 0) {
+      snapshots.at(static_cast<size_t>(s.save_snapshot)) = state;
+      ++num_saves;
+    }
     for (const int32_t token : s.tokens) state.hash = hash_with(state.hash, token);
     state.tokens += std::ssize(s.tokens);
     EXPECT_EQ(state.hash, hash_of(s, state.tokens));
