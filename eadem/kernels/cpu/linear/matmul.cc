@@ -496,7 +496,7 @@ MatmulRows MatmulPlan::quantized_rows(ThreadPool* pool, const Matmul& m, void* m
   const Int8RowPlanes codes = is_rounded ? m.a_codes : int8_rows_in(planes, m.rows, m.k_size);
   MatmulRows x;
   x.quantized = quantized_rows_in(memory, *weight.layout, codes, m.k_size);
-  x.quantized_product = m.rows == 1 ? quantized_.single_row : quantized_.rows;
+  x.quantized_product = quantized_.product_of(m.rows);
   const auto round = weight.layout->whole_rows() ? quantized_.x.round_chunks : quantized_.x.round_steps;
   // The sums alone are an eighth of the work.
   const int64_t least = rows_per_thread(m.k_size) * (is_rounded ? 8 : 1);
@@ -640,7 +640,7 @@ void MatmulPlan::run_units(const Matmul& m, const MatmulRows& x, const MatmulGro
   own.b = group.b;
   own.bias = group.bias;
   MatmulRows rows = x;
-  rows.quantized_product = group.rows == 1 ? quantized_.single_row : quantized_.rows;
+  rows.quantized_product = quantized_.product_of(group.rows);
   const int64_t last = group.row + group.rows, panels = ceil_div(m.outputs, kPanelWidth);
   for (int64_t row = group.row; row < last; row += tile_blocks_.rows)
     run_task(own, rows, tile_blocks_, row, std::min(last, row + tile_blocks_.rows), begin * tile_blocks_.unit,

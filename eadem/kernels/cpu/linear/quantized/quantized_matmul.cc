@@ -240,7 +240,7 @@ QuantizedRoutines quantized_routines(const QuantizedLayout& layout, Isa isa) {
     const QuantizedProduct product = row_scale_product(layout, isa);
     return {rows, product, product};
   }
-  return {rows, single_row_product(layout.format(), isa), block_product(layout.format(), isa)};
+  return {rows, few_rows_product(layout.format(), isa), block_product(layout.format(), isa), most_few_rows(isa)};
 }
 
 }  // namespace eadem::kernels::cpu

@@ -46,18 +46,22 @@ struct QuantizedWeight {
 using QuantizedProduct = void (*)(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size,
                                   int64_t r0, int64_t rows, int64_t p0, int64_t panels, float* scratch);
 
-// The routines for weights of one layout on one instruction set. A single row has a product of its own.
+// The routines for weights of one layout on one instruction set. Up to `most_few` rows have a product of their own.
 struct QuantizedRoutines {
   RowRoutines x;
-  QuantizedProduct single_row;
+  QuantizedProduct few_rows;
   QuantizedProduct rows;
+  int64_t most_few = 1;
+
+  QuantizedProduct product_of(int64_t count) const { return count <= most_few ? few_rows : rows; }
 };
 QuantizedRoutines quantized_routines(const QuantizedLayout& layout, Isa isa);
 
-// The products that quantized_routines chooses from: for layouts with one scale for each output, for a single row of
-// other layouts, and for any number of rows.
+// The products that quantized_routines chooses from: for layouts with one scale for each output, for few rows of other
+// layouts, and for any number of rows.
 QuantizedProduct row_scale_product(const QuantizedLayout& layout, Isa isa);
-QuantizedProduct single_row_product(const QuantizedFormat& format, Isa isa);
+QuantizedProduct few_rows_product(const QuantizedFormat& format, Isa isa);
+int64_t most_few_rows(Isa isa);
 QuantizedProduct block_product(const QuantizedFormat& format, Isa isa);
 
 }  // namespace eadem::kernels::cpu

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The product for one row: codes and scales are unpacked in registers as they are read, since no other row needs them.
+// The product for few rows: codes and scales are unpacked in registers as they are read, and all rows use them there.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -26,6 +26,11 @@ inline constexpr bool kSingleStream = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HW
 inline constexpr int kQuantizedRowPanels = kSingleStream || HWY_TARGET == HWY_SCALAR ? 1 : 4;
 inline constexpr int kRowVectors = kSingleStream ? kPanelVectors : 1;
 
+// Up to so many rows, no step of weights is unpacked to memory: the chains and sums of some rows stay in registers
+// beside it. Of 32 registers, 8 rows of one panel or 4 rows of two take 16, and 24 where a step has two sums. The other
+// rows read the step again, from the first-level cache. With 16 registers there is room for one row.
+inline constexpr int64_t kMostFewRows = HWY_TARGET == HWY_AVX3 ? 16 : 1;
+
 // The vectors of a step in an order in which each stored word is read once: vectors that share bytes are neighbours.
 template <int kLow, int kHigh>
 constexpr std::array<int, kStepVectors> shared_bytes_order() {
@@ -38,10 +43,10 @@ constexpr std::array<int, kStepVectors> shared_bytes_order() {
   return order;
 }
 
-// sums[g][v] = start(g) + the dot product of group g of a step of weights with the codes of a row, for the v-th kLanes
-// outputs from output `lane` on.
-template <typename Dot, typename Format, typename Start>
-HWY_INLINE void make_row_dots(Ints (&sums)[Format::kGroups][kRowVectors], const uint8_t* quants, int64_t lane,
+// sums[g][r][v] = start(g, r) + the dot product of group g of a step of weights with the codes of row r, for the v-th
+// kLanes outputs from output `lane` on. Neighbouring rows of x lie kChunkSteps steps apart.
+template <typename Dot, typename Format, int kRows, typename Start>
+HWY_INLINE void make_row_dots(Ints (&sums)[Format::kGroups][kRows][kRowVectors], const uint8_t* quants, int64_t lane,
                               const int8_t* x_codes, const uint8_t* table, Start start) {
   using Fields = typename Format::Fields;
   constexpr int kGroups = Format::kGroups, kGroupVectors = static_cast<int>(kStepVectors) / kGroups;
@@ -54,32 +59,39 @@ HWY_INLINE void make_row_dots(Ints (&sums)[Format::kGroups][kRowVectors], const 
 #pragma GCC unroll kUnroll
     for (int g = 0; g < kGroups; ++g)
 #pragma GCC unroll kUnroll
-      for (int v = 0; v < kRowVectors; ++v) sums[g][v] = start(g);
-  Ints partial[kGroups][kRowVectors];
+      for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll kUnroll
+        for (int v = 0; v < kRowVectors; ++v) sums[g][r][v] = start(g, r);
+  Ints partial[kGroups][kRows][kRowVectors];
   int products[kGroups] = {};
 #pragma GCC unroll kUnroll
   for (size_t j = 0; j < kStepVectors; ++j) {
     const int i = kOrder[j], g = i / kGroupVectors, n = products[g]++;
-    const Ints bytes = broadcast_bytes(x_codes + i * 4);
+    decltype(Dot::weights(Words())) weights[kRowVectors];
 #pragma GCC unroll kUnroll
-    for (int v = 0; v < kRowVectors; ++v) {
-      const auto weights = Dot::weights(fields[v].codes(i, table));
-      if constexpr (kSums == 1) {
-        sums[g][v] = Dot::dot(sums[g][v], weights, bytes);
-      } else {
-        const Ints product = Dot::multiply(weights, bytes);
-        partial[g][v] = n % kSums == 0 ? product : Dot::add(partial[g][v], product);
-        if ((n + 1) % kSums == 0 || n + 1 == kGroupVectors)
-          sums[g][v] = hn::Add(n < kSums ? start(g) : sums[g][v], Dot::total(partial[g][v]));
+    for (int v = 0; v < kRowVectors; ++v) weights[v] = Dot::weights(fields[v].codes(i, table));
+#pragma GCC unroll kUnroll
+    for (int r = 0; r < kRows; ++r) {
+      const Ints bytes = broadcast_bytes(x_codes + r * kChunkSteps * kStep + i * 4);
+#pragma GCC unroll kUnroll
+      for (int v = 0; v < kRowVectors; ++v) {
+        if constexpr (kSums == 1) {
+          sums[g][r][v] = Dot::dot(sums[g][r][v], weights[v], bytes);
+        } else {
+          const Ints product = Dot::multiply(weights[v], bytes);
+          partial[g][r][v] = n % kSums == 0 ? product : Dot::add(partial[g][r][v], product);
+          if ((n + 1) % kSums == 0 || n + 1 == kGroupVectors)
+            sums[g][r][v] = hn::Add(n < kSums ? start(g, r) : sums[g][r][v], Dot::total(partial[g][r][v]));
+        }
       }
     }
   }
 }
 
-// c [kPanels * 16] += row `row` of x times the chunk, which begins at step s0.
-template <typename Dot, typename Format, int kPanels>
-HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, int64_t row, const PackedChunk& w,
-                                int64_t s0, int64_t steps, const uint8_t* table) {
+// c [kRows, kPanels * 16] += rows row … of x times the chunk, which begins at step s0.
+template <typename Dot, typename Format, int kRows, int kPanels>
+HWY_NOINLINE void quantized_few_rows(float* HWY_RESTRICT c, int64_t c_stride, const QuantizedRows& x, int64_t row,
+                                     const PackedChunk& w, int64_t s0, int64_t steps, const uint8_t* table) {
   using Fields = typename Format::Fields;
   constexpr int kGroups = Format::kGroups, kVecs = kPanels * kRowVectors;
   const int64_t first = x.step(row, s0);
@@ -94,12 +106,13 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, i
     for (int p = 0; p < kPanels; ++p) fetch_near(bytes + p * stride + near);
   }
   for (int64_t n0 = 0; n0 < kPanelWidth; n0 += kRowVectors * kLanes) {
-    Vec acc[kVecs];
+    Vec acc[kRows][kVecs];
     Supers supers[kVecs];
 #pragma GCC unroll kUnroll
     for (int v = 0; v < kVecs; ++v) {
       const int64_t p = v / kRowVectors, n = n0 + v % kRowVectors * kLanes;
-      acc[v] = load(c + p * kPanelWidth + n);
+#pragma GCC unroll kUnroll
+      for (int r = 0; r < kRows; ++r) acc[r][v] = load(c + r * c_stride + p * kPanelWidth + n);
       supers[v] = load_supers<Format>(w.supers + p * w.supers_stride, n, w.supers_unit);
     }
     const uint8_t *quants = w.quants, *scales = w.scales;
@@ -126,54 +139,76 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, i
           }
           if (new_scales) fetch_near(panel_scales + near_scales);
         }
-        Ints sums[kGroups][kRowVectors];
-        make_row_dots<Dot, Format>(sums, panel_quants, n0, x_codes, table, [&](int g) {
-          return Format::kFolded ? hn::Zero(IntLanes()) : hn::Set(IntLanes(), x.starts[step * kGroups + g]);
+        Ints sums[kGroups][kRows][kRowVectors];
+        make_row_dots<Dot, Format>(sums, panel_quants, n0, x_codes, table, [&](int g, int r) {
+          return Format::kFolded ? hn::Zero(IntLanes())
+                                 : hn::Set(IntLanes(), x.starts[(step + r * kChunkSteps) * kGroups + g]);
         });
 #pragma GCC unroll kUnroll
         for (int v = 0; v < kRowVectors; ++v) {
-          Vec& sum = acc[p * kRowVectors + v];
           const StepScales<Format> scale(panel_scales, n0 + v * kLanes, supers[p * kRowVectors + v]);
-          Ints dots[kGroups];
 #pragma GCC unroll kUnroll
-          for (int g = 0; g < kGroups; ++g) dots[g] = sums[g][v];
-          if constexpr (Format::kFolded) {
-            const Ints x_pairs = hn::Set(IntLanes(), x.pairs[step]);
-            const Ints pair = pair_of(dots[0], dots[1]);
-            if constexpr (Format::kMin) {
-              dots[0] = dot_pairs(pair, scale.pair);
-              const Vec x_sum = hn::ConvertTo(Lanes(), dot_pairs(x_pairs, scale.min_pair));
-              sum = add_step<Format>(sum, dots, x.scales[step], scale.scale, x_sum, scale.min);
+          for (int r = 0; r < kRows; ++r) {
+            Vec& sum = acc[r][p * kRowVectors + v];
+            const int64_t x_step = step + r * kChunkSteps;
+            Ints dots[kGroups];
+#pragma GCC unroll kUnroll
+            for (int g = 0; g < kGroups; ++g) dots[g] = sums[g][r][v];
+            if constexpr (Format::kFolded) {
+              const Ints x_pairs = hn::Set(IntLanes(), x.pairs[x_step]);
+              const Ints pair = pair_of(dots[0], dots[1]);
+              if constexpr (Format::kMin) {
+                dots[0] = dot_pairs(pair, scale.pair);
+                const Vec x_sum = hn::ConvertTo(Lanes(), dot_pairs(x_pairs, scale.min_pair));
+                sum = add_step<Format>(sum, dots, x.scales[x_step], scale.scale, x_sum, scale.min);
+              } else {
+                dots[0] = hn::Sub(dot_pairs(pair, scale.pair), dot_pairs(x_pairs, scale.pair));
+                sum = add_step<Format>(sum, dots, x.scales[x_step], scale.scale);
+              }
+            } else if constexpr (Format::kMin) {
+              sum = add_step<Format>(sum, dots, x.scales[x_step], scale.scale, set(x.sums[x_step]), scale.min);
             } else {
-              dots[0] = hn::Sub(dot_pairs(pair, scale.pair), dot_pairs(x_pairs, scale.pair));
-              sum = add_step<Format>(sum, dots, x.scales[step], scale.scale);
+              sum = add_step<Format>(sum, dots, x.scales[x_step], scale.scale);
             }
-          } else if constexpr (Format::kMin) {
-            sum = add_step<Format>(sum, dots, x.scales[step], scale.scale, set(x.sums[step]), scale.min);
-          } else {
-            sum = add_step<Format>(sum, dots, x.scales[step], scale.scale);
           }
         }
       }
     }
 #pragma GCC unroll kUnroll
-    for (int v = 0; v < kVecs; ++v) store(acc[v], c + v / kRowVectors * kPanelWidth + n0 + v % kRowVectors * kLanes);
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll kUnroll
+      for (int v = 0; v < kVecs; ++v)
+        store(acc[r][v], c + r * c_stride + v / kRowVectors * kPanelWidth + n0 + v % kRowVectors * kLanes);
   }
+}
+
+// All rows, in pieces of at most kRows, meet a chunk of kPanels panels side by side, or of one.
+template <typename Dot, typename Format, int kRows, int kPanels>
+void few_rows_of_panels(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
+                        int64_t rows, int64_t p0, int64_t panels, float* scratch) {
+  const int64_t all_steps = k_size / kStep, c_stride = panels * kPanelWidth;
+  cut_into<kPanels, 1>(panels, [&](auto width, int64_t p) {
+    for (int64_t s0 = 0; s0 < all_steps; s0 += kChunkSteps) {
+      const int64_t steps = std::min(kChunkSteps, all_steps - s0);
+      const PackedChunk chunk = packed_chunk<Format>(w, all_steps, p0 + p, width, s0, steps, scratch);
+      cut_into<kRows, 4, 2, 1>(rows, [&](auto height, int64_t r) {
+        quantized_few_rows<Dot, Format, decltype(height)::value, decltype(width)::value>(
+            c + r * c_stride + p * kPanelWidth, c_stride, x, r0 + r, chunk, s0, steps, w.layout->table.data());
+      });
+    }
+  });
 }
 
 template <template <int> typename Dot, typename Format>
 void row_product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
-                           int64_t /*rows*/, int64_t p0, int64_t panels, float* scratch) {
-  const int64_t all_steps = k_size / kStep;
-  std::memset(c, 0, static_cast<size_t>(panels * kPanelWidth) * sizeof(float));
-  cut_into<kQuantizedRowPanels, 1>(panels, [&](auto width, int64_t p) {
-    for (int64_t s0 = 0; s0 < all_steps; s0 += kChunkSteps) {
-      const int64_t steps = std::min(kChunkSteps, all_steps - s0);
-      const PackedChunk chunk = packed_chunk<Format>(w, all_steps, p0 + p, width, s0, steps, scratch);
-      quantized_row<Dot<Format::kRowBits>, Format, decltype(width)::value>(c + p * kPanelWidth, x, r0, chunk, s0, steps,
-                                                                           w.layout->table.data());
-    }
-  });
+                           int64_t rows, int64_t p0, int64_t panels, float* scratch) {
+  using RowDot = Dot<Format::kRowBits>;
+  std::memset(c, 0, static_cast<size_t>(rows * panels * kPanelWidth) * sizeof(float));
+  if constexpr (kMostFewRows > 1) {
+    if (rows > 4) return few_rows_of_panels<RowDot, Format, 8, 1>(c, x, w, k_size, r0, rows, p0, panels, scratch);
+    if (rows > 1) return few_rows_of_panels<RowDot, Format, 4, 2>(c, x, w, k_size, r0, rows, p0, panels, scratch);
+  }
+  few_rows_of_panels<RowDot, Format, 1, kQuantizedRowPanels>(c, x, w, k_size, r0, rows, p0, panels, scratch);
 }
 
 template <template <int> typename Dot>
@@ -187,6 +222,8 @@ QuantizedProduct row_product(const QuantizedFormat& format) { return row_product
 // For processors of this target that have the 8-bit dot product.
 QuantizedProduct row_product_byte_dots(const QuantizedFormat& format) { return row_product_with<DotBytes>(format); }
 
+int64_t most_rows() { return kMostFewRows; }
+
 }  // namespace
 }  // namespace eadem::kernels::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -196,8 +233,11 @@ namespace eadem::kernels::cpu {
 
 EADEM_CPU_EXPORT(row_product);
 EADEM_CPU_EXPORT(row_product_byte_dots);
+EADEM_CPU_EXPORT(most_rows);
 
-QuantizedProduct single_row_product(const QuantizedFormat& format, Isa isa) {
+int64_t most_few_rows(Isa isa) { return EADEM_CPU_DISPATCH(most_rows, isa)(); }
+
+QuantizedProduct few_rows_product(const QuantizedFormat& format, Isa isa) {
   return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(row_product_byte_dots, isa)(format)
                             : EADEM_CPU_DISPATCH(row_product, isa)(format);
 }
