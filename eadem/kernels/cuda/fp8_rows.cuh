@@ -9,6 +9,15 @@ namespace eadem::kernels::cuda {
 
 inline constexpr float kLargestE4m3 = 448.0f;
 
+// The code of a quotient; e4m3_t::from_float defines it.
+__device__ inline uint32_t e4m3_code(float quotient) {
+  constexpr uint32_t kSmallest = 121u << 23, kHalf = 120u << 23, kRebias = 120u << 3;
+  const uint32_t u = __float_as_uint(quotient), sign = (u >> 24) & 0x80u, magnitude = u & 0x7fffffffu;
+  if (magnitude < kSmallest) return sign | (magnitude > kHalf ? 0x08u : 0u);
+  const uint32_t rounded = (magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+  return sign | min(rounded - kRebias, 0x7eu);
+}
+
 // The codes of two quotients, the first in the lower byte: nearest even, subnormals too, and what is too large becomes
 // the largest.
 __device__ inline uint32_t e4m3_codes(float first, float second) {
@@ -59,7 +68,15 @@ __device__ inline float e4m3_scale(uint64_t largest) {
   return e4m3_scale_of(static_cast<uint32_t>(block_max(largest)));
 }
 
-// Stores the codes of eight values of a row at a multiple of 8 bytes.
+// Stores the codes of eight values at a multiple of 8 bytes.
+__device__ inline void store_codes(uint8_t* codes, const float (&values)[8], float scale) {
+  uint32_t words[2] = {0, 0};
+#pragma unroll
+  for (int n = 0; n < 8; ++n) words[n / 4] |= e4m3_code(scale > 0.0f ? values[n] / scale : 0.0f) << (n % 4 * 8);
+  *reinterpret_cast<uint2*>(codes) = make_uint2(words[0], words[1]);
+}
+
+// The same by fewer instructions a value, for kernels that have many rows: a Divisor takes longer to make.
 __device__ inline void store_codes(uint8_t* codes, const float (&values)[8], const Divisor& divided) {
   uint32_t words[2] = {0, 0};
 #pragma unroll

@@ -70,11 +70,10 @@ __global__ void __launch_bounds__(kThreads) rms_norm_rows(RmsNormParams p) {
       largest = largest_magnitude(largest, values[v]);
     }
     const float row_scale = e4m3_scale(largest);
-    const Divisor divided(row_scale);
     if (threadIdx.x == 0) p.scales[blockIdx.x] = row_scale;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
-      if (first + v * kStride < p.hidden) store_codes(p.codes + offset + first + v * kStride, values[v], divided);
+      if (first + v * kStride < p.hidden) store_codes(p.codes + offset + first + v * kStride, values[v], row_scale);
     return;
   }
   const auto store_scaled = [&](float(&vector)[kWidth], const float(&factors)[kWidth], int64_t i) {
