@@ -2,14 +2,12 @@
 //
 // Scheduler: which borders of blocks get a snapshot of the states per sequence.
 //
-//   the last one of a prompt       where the next turn of a conversation, or another answer, goes on
-//   where a request leaves a chain of blocks that others have computed, or is about to leave that of a running one:
-//   what
-//                                  both begin with, such as a system prompt, is likely to come again
-//   each one that an answer passes, until it passes the next one: the next turn goes on from the last
-//   where a chunk of a prompt ends for want of room in the step: the first one for a long beginning that another
-//   request
-//                                  may have in common
+// 1. The last one of a prompt: the next turn of a conversation, or another answer, goes on there.
+// 2. Where a request leaves a chain of blocks that others have computed, or is about to leave that of a running one:
+//    what both begin with, such as a system prompt, is likely to come again.
+// 3. Each one that an answer passes, until it passes the next one: the next turn goes on from the last.
+// 4. Where a chunk of a prompt ends for want of room in the step: the first one, for a long beginning that another
+//    request may have in common.
 //
 // Later ends of chunks, and what an answer has passed, are spare: they take the room that the others leave
 // (StateSnapshots). A step ends at a border of the first two kinds, which costs a prompt a step, so that these are
