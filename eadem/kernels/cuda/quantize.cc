@@ -24,17 +24,6 @@ Verdict can_quantize(const KernelRequest& request) {
       .verdict({.reason = "a block for each row"});
 }
 
-void run_quantize(const KernelCall& call) {
-  const TensorView &x = call.inputs[0], &y = call.outputs[0];
-  EADEM_CUDA_CALL(launch_quantize_rows({.x = elements(x),
-                                        .codes = static_cast<uint8_t*>(y.plane(0)),
-                                        .scales = static_cast<float*>(y.plane(1)),
-                                        .rows = x.shape[0],
-                                        .columns = x.shape[1],
-                                        .dtype = x.dtype},
-                                       stream_of(call)));
-}
-
 Verdict can_quantize_blocks(const KernelRequest& request) {
   const Encoding* to = request.attrs.get<QuantizeAttrs>().to;
   const Fp8Encoding* fp8 = Fp8Encoding::of(to);
@@ -46,26 +35,27 @@ Verdict can_quantize_blocks(const KernelRequest& request) {
       .verdict({.reason = "a block of threads for each block"});
 }
 
-void run_quantize_blocks(const KernelCall& call) {
+template <typename Params, cudaError_t (*kLaunch)(const Params& params, cudaStream_t stream)>
+void run_quantize(const KernelCall& call) {
   const TensorView &x = call.inputs[0], &y = call.outputs[0];
-  EADEM_CUDA_CALL(launch_quantize_blocks({.x = elements(x),
-                                          .codes = static_cast<uint8_t*>(y.plane(0)),
-                                          .scales = static_cast<float*>(y.plane(1)),
-                                          .rows = x.shape[0],
-                                          .columns = x.shape[1],
-                                          .dtype = x.dtype},
-                                         stream_of(call)));
+  EADEM_CUDA_CALL(kLaunch({.x = elements(x),
+                           .codes = static_cast<uint8_t*>(y.plane(0)),
+                           .scales = static_cast<float*>(y.plane(1)),
+                           .rows = x.shape[0],
+                           .columns = x.shape[1],
+                           .dtype = x.dtype},
+                          stream_of(call)));
 }
 
 constexpr Kernel kQuantizeBlocks{.name = "cuda_blocks",
                                  .pass = Pass::inference,
                                  .can_handle = can_quantize_blocks,
-                                 .prepare = prepare_nothing<run_quantize_blocks>,
+                                 .prepare = prepare_nothing<run_quantize<QuantizeBlocksParams, launch_quantize_blocks>>,
                                  .alignment_bytes = 32};
 constexpr Kernel kQuantize{.name = "cuda_rows",
                            .pass = Pass::inference,
                            .can_handle = can_quantize,
-                           .prepare = prepare_nothing<run_quantize>,
+                           .prepare = prepare_nothing<run_quantize<QuantizeRowsParams, launch_quantize_rows>>,
                            .alignment_bytes = 32};
 
 constexpr Kernel kQuantizeForward = in_forward(kQuantize), kQuantizeBlocksForward = in_forward(kQuantizeBlocks);
