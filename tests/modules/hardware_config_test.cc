@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/modules/modules.h"
 #include "tests/support/refusal.h"
 
@@ -143,7 +144,12 @@ TEST(HardwareConfigDiff, ListsExactlyTheLeavesThatDiffer) {
   // Equal values from different hands are no difference.
   HardwareOverrides{.weights = DType::bf16}.apply_to(b, OptionSource::explicit_argument, "--weights");
   EXPECT_EQ(diff(a, b).find("precision.weights"), std::string::npos);
-  EXPECT_EQ(options(a).size(), 9u);
+  HardwareOverrides{.rounded_weights = Fp8Encoding::find("fp8_e4m3_block128")}.apply_to(
+      b, OptionSource::explicit_argument, "recipe");
+  EXPECT_NE(diff(a, b).find("precision.rounded_weights: none (generic default, eadem) | fp8_e4m3_block128 (explicit "
+                            "argument, recipe)"),
+            std::string::npos);
+  EXPECT_EQ(options(a).size(), 10u);
 }
 
 TEST(AutoHardwareConfig, ComputeLeavesNameTheFusionsTheySwitchOff) {
