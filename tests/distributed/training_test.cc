@@ -62,8 +62,9 @@ struct TrainedRank {
 
 // Steps over the same passes; `passes` are this rank's.
 TrainedRank train_rank(const models::Model& model, const Mesh& mesh, const std::vector<Batch>& passes, int steps,
-                       double balancing = 0) {
+                       double balancing = 0, const Encoding* products = nullptr) {
   train::TrainerOptions options;
+  options.products = products;
   options.batch_tokens = 64;
   options.router_aux_loss_coef = balancing;
   Trainer trainer(std::shared_ptr<const models::Model>(std::shared_ptr<void>(), &model),
@@ -176,6 +177,28 @@ TEST(TensorParallelTraining, StateSpaceLayers) {
   }
   SCOPED_TRACE("the norm before the gate");
   compare_tp(*state_space_model("falcon_h1_norm", 2), 3);
+}
+
+// A rank rounds the blocks of one rank, and rows of what it has of x by scales of its own.
+TEST(TensorParallelTraining, ProductsIn8BitFloatsDivideWholeBlocks) {
+  const Encoding* products = train::products_from_name("fp8_block128");
+  const auto train = [&](int64_t intermediate, int ranks) {
+    const auto model =
+        changed_model("llama", {{"hidden_size", 128}, {"head_dim", 128}, {"intermediate_size", intermediate}});
+    std::vector<TrainedRank> runs(static_cast<size_t>(ranks));
+    run_mesh({.tp = ranks}, [&](const Mesh& mesh) {
+      runs[static_cast<size_t>(mesh.rank(MeshAxis::tp))] =
+          train_rank(*model, mesh, {make_batch(model->info().vocab, 3, 1)}, 3, 0, products);
+    });
+    return runs;
+  };
+  const TrainedRank one = train(256, 1)[0];
+  const std::vector<TrainedRank> two = train(256, 2);
+  EXPECT_EQ(two[0].norms, two[1].norms);
+  EXPECT_LT(one.losses[2], one.losses[0]);
+  // A value is within 2^-4 of itself with either scale.
+  for (size_t step = 0; step < 3; ++step) EXPECT_NEAR(two[0].losses[step], one.losses[step], 0.0625 * one.losses[step]);
+  EXPECT_HAS(refusal([&] { train(384, 2); }), "are not whole blocks of 128");
 }
 
 // The routers see whole rows on every rank.
