@@ -18,6 +18,11 @@ uint8_t int8_code(float quotient) {
   return static_cast<uint8_t>(static_cast<int8_t>(std::nearbyint(std::clamp(quotient, -127.0f, 127.0f))));
 }
 
+// The scale of a row, which is not aligned where planes follow an odd number of codes.
+void* row_scale_at(const TensorView& encoded, int64_t row) {
+  return static_cast<std::byte*>(encoded.plane(1)) + row * static_cast<int64_t>(sizeof(float));
+}
+
 }  // namespace
 
 const RowEncoding& RowEncoding::int8() {
@@ -63,7 +68,7 @@ void RowEncoding::encode_pieces(const TensorView& encoded, const TensorView& val
     }
     uint8_t* codes = static_cast<uint8_t*>(encoded.data) + row * columns;
     const float scale = finite ? most / largest() : std::numeric_limits<float>::quiet_NaN();
-    static_cast<float*>(encoded.plane(1))[row] = scale;
+    std::memcpy(row_scale_at(encoded, row), &scale, sizeof(scale));
     for (int64_t i = 0; i < columns; ++i) {
       const float quotient = scale > 0.0f ? wide[static_cast<size_t>(i)] / scale : 0.0f;
       codes[i] = code_ == Code::int8 ? int8_code(quotient) : e4m3_t::from_float(quotient).bits;
@@ -74,7 +79,8 @@ void RowEncoding::encode_pieces(const TensorView& encoded, const TensorView& val
 void RowEncoding::decode_row(float* row, const TensorView& encoded, int64_t index) const {
   const int64_t columns = encoded.shape.back();
   const uint8_t* codes = static_cast<const uint8_t*>(encoded.data) + index * columns;
-  const float scale = static_cast<const float*>(encoded.plane(1))[index];
+  float scale;
+  std::memcpy(&scale, row_scale_at(encoded, index), sizeof(scale));
   for (int64_t i = 0; i < columns; ++i)
     row[i] =
         scale * (code_ == Code::int8 ? static_cast<float>(static_cast<int8_t>(codes[i])) : e4m3_t{codes[i]}.to_float());

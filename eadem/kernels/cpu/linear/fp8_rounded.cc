@@ -10,6 +10,8 @@
 // the values that the rows decode to.
 #include "eadem/kernels/cpu/linear/fp8_rounded.h"
 
+#include <cstring>
+
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/cpu/support.h"
 #include "eadem/kernels/cpu/weight_reader.h"
@@ -100,11 +102,14 @@ TensorView transposed(CpuDevice& device, const TensorView& weight, void* memory)
           to[column * shape[0] + row] = from[row * shape[1] + column];
   });
   const Shape scales = weight.encoding->planes(shape)[1].shape;
-  const auto* from_scales = static_cast<const float*>(weight.plane(1));
-  auto* to_scales = static_cast<float*>(result.plane(1));
+  // Behind an odd number of codes they are not aligned.
+  const auto* from_scales = static_cast<const std::byte*>(weight.plane(1));
+  auto* to_scales = static_cast<std::byte*>(result.plane(1));
+  constexpr int64_t kSize = sizeof(float);
   for (int64_t row = 0; row < scales[0]; ++row)
     for (int64_t column = 0; column < scales[1]; ++column)
-      to_scales[column * scales[0] + row] = from_scales[row * scales[1] + column];
+      std::memcpy(to_scales + (column * scales[0] + row) * kSize, from_scales + (row * scales[1] + column) * kSize,
+                  kSize);
   return result;
 }
 
