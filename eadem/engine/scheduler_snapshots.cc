@@ -30,7 +30,7 @@ int64_t common_blocks(std::span<const BlockHash> a, std::span<const BlockHash> b
 
 }  // namespace
 
-// Of a sequence that starts.
+// Chooses the borders at which a sequence that starts leaves snapshots.
 void Scheduler::choose_borders(Sequence& s, const Start& start) {
   s.borders.clear();
   s.answer_blocks = 0;

@@ -139,7 +139,7 @@ TEST_F(CudaTraining, Fp8RepeatsItselfAndLearnsAsOnTheCpu) {
   expect_same_bits(run.losses, again.losses, "losses");
   expect_same_bits(run.norms, again.norms, "norms");
   EXPECT_LT(run.losses.back(), 0.8f * run.losses.front());
-  // The same roundings, of activations that differ by those to bf16.
+  // Both devices round operands to 8 bits alike; on the GPU activations are rounded to bf16 besides.
   for (size_t i = 0; i < exact.losses.size(); ++i)
     EXPECT_NEAR(run.losses[i], exact.losses[i], 0.03 * static_cast<double>(exact.losses[i])) << "step " << i;
 }

@@ -194,7 +194,7 @@ TEST_F(CudaFp8, GradientsAreProductsWithTheTransposedWeight) {
     const Encoded codes = rounded(dy);
     const Tensor expected = linear(codes.view, transposed.view, {}, DType::bf16);
     EXPECT_TRUE(bytes_of(*device_, dx.view) == bytes_of(*device_, expected.view)) << rows;
-    // The same from rows that were rounded before.
+    // Rows of dy that were rounded before give the same bits.
     const Tensor again = allocate_tensor(*device_, DType::bf16, {rows, width});
     run(*kernels[0], "linear", AttrsRef(LinearAttrs{.out_dtype = DType::bf16}), {x.view, weight.view, codes.view},
         {again.view, {}, {}});

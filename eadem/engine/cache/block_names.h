@@ -19,7 +19,7 @@ class BlockNames {
   explicit BlockNames(int64_t num_blocks);
 
   bool has(int32_t block) const { return named_[static_cast<size_t>(block)] != 0; }
-  // Of a block that has one.
+  // The name of a block that has one.
   const BlockHash& name(int32_t block) const { return names_[static_cast<size_t>(block)]; }
   int64_t size() const { return size_; }
   std::optional<int32_t> find(const BlockHash& name) const;

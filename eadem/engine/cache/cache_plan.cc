@@ -82,7 +82,8 @@ struct PagedDemand {
     if (snapshots == 0 || !fits_snapshots || only_tokens) return snapshots;
     return std::min(snapshots, static_cast<int64_t>(bytes / snapshot_bytes(1)));
   }
-  // That of a cache of `bytes` in all: snapshots have half of what the sequences' own states leave, and leave a block.
+  // The number of snapshots in a cache of `bytes` in all. They take at most half of what the sequences' own states
+  // leave, and leave room for a block.
   int64_t snapshots_in(int64_t bytes) const {
     if (snapshots == 0 || !fits_snapshots) return snapshots;
     const double half = static_cast<double>(bytes - slot_bytes) / 2;

@@ -17,7 +17,7 @@ namespace eadem::engine {
 struct MemoryDemand {
   int64_t weights = 0;          // in the layouts that the programs read
   int64_t weights_in_file = 0;  // of these: may stay in mapped files, and need no memory of their own
-  // Of the cache, by group: "all tokens", "window of 512", "per sequence", "snapshots per sequence".
+  // The memory of the cache, by group: "all tokens", "window of 512", "per sequence", "snapshots per sequence".
   std::vector<std::pair<std::string, int64_t>> states;
   int64_t activations = 0;
 

@@ -151,7 +151,7 @@ void SequenceStates::prepare(const Preparation& preparation) {
 void SequenceStates::begin(const Preparation& preparation, int32_t first_block, int64_t cached) {
   prepare(preparation);
   Slot& used = at(preparation.slot);
-  // What the second copy keeps is that of the sequence which had the slot before, and may have had the same blocks.
+  // The second copy still holds a state of the sequence that had the slot before, which may have had the same blocks.
   if (preparation.kept.load >= 0) used.kept = {kUnknown, -1};
   if (preparation.kept.save >= 0) kept_[static_cast<size_t>(preparation.kept.save)].tokens = cached;
   if (preparation.keeps) used.kept = {cached, first_block};

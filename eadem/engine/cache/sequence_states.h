@@ -49,7 +49,7 @@ class SequenceStates {
 
   // --- Steps. `first_block` tells sequences apart.
   void begin_step() { ++step_; }
-  // What a sequence's step has to do with kept snapshots; -1: nothing.
+  // The kept snapshots that a sequence's step loads and saves; -1: none.
   struct Kept {
     int32_t load = -1;  // the state before the step is that one
     int32_t save = -1;  // it goes there

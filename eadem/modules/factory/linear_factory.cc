@@ -63,7 +63,7 @@ std::string refusal_of(const WeightType& weights, const WeightPart& part) {
   return plain ? "" : "no product reads such weights";
 }
 
-// What products read of a plain weight: it, or what the configuration has it rounded to.
+// Returns the weight that products read: the parameter, or a plain parameter rounded as the configuration says.
 ValueId rounded_weight(BuildContext& context, const LinearRequest& request, ValueId weight) {
   const Encoding* to = request.hardware->precision.rounded_weights.value;
   if (to == nullptr || context.graph.value(weight).type.encoding != nullptr) return weight;

@@ -238,7 +238,7 @@ TEST_F(FewSnapshots, TheLeastRecentlyUsedOneIsGivenUp) {
   EXPECT_EQ(reused(ids(22, 100)), 0) << "its blocks are there, and no snapshot";
 }
 
-// What an answer has passed goes before what others wait for.
+// A snapshot that an answer has passed is given up before one that other requests wait for.
 TEST_F(FewSnapshots, AnAnswerGivesUpItsOwn) {
   reused(ids(22));
   const Ids prompt = ids(5, 100);
