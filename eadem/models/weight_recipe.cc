@@ -82,6 +82,19 @@ bool has_axes_of(const Shape& shape, const Shape& expected) {
   return std::ranges::equal(axes(shape), axes(expected));
 }
 
+// The type of a tensor seen in another shape. Matrices in 8-bit floats that lie one below another are a stack of them
+// where none shares scales with the next, and decoded where one does. Nothing for what has no such shape.
+std::optional<WeightType> reshaped_type(const RecipeType& from, const Shape& shape) {
+  if (from.type.encoding == nullptr) return from.type;
+  const Encoding* matrix = matrix_encoding(from.type.encoding);
+  const Fp8Encoding* fp8 = Fp8Encoding::of(matrix);
+  const bool joins = from.shape.rank() == 3 && shape.rank() == 2, parts = from.shape.rank() == 2 && shape.rank() == 3;
+  if (fp8 == nullptr || !(joins || parts) || from.shape.back() != shape.back()) return std::nullopt;
+  const int64_t block = fp8->format().block_rows, rows = parts ? shape[1] : from.shape[1];
+  if (block == 0 || rows % block != 0) return DType::f32;
+  return WeightType(from.type.dtype, parts ? stack_encoding(matrix) : matrix);
+}
+
 // The rules of types and shapes, for one operation over parts that are known.
 RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& parts, const std::string& source) {
   const RecipeType& first = parts.front();
@@ -172,8 +185,11 @@ RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& pa
       break;
     case Kind::reshape:
       if (!has_axes_of(first.shape, recipe.from)) fail(to_string(recipe.from));
-      refuse_encoding("seen in another shape");
       result.shape = recipe.shape;
+      if (const auto type = reshaped_type(first, recipe.shape))
+        result.type = *type;
+      else
+        refuse_encoding("seen in another shape");
       break;
     case Kind::whole_numbers:
       if (!(first.type == WeightType(DType::i32)) && !(first.type == WeightType(DType::i64)))
@@ -324,7 +340,11 @@ Tensor reordered(const Tensor& part, const RecipeType& made, int64_t head_dim, H
 }
 
 Tensor reshaped(const Tensor& part, const RecipeType& made) {
-  return Tensor(TensorView(part.view.data, made.type.dtype, made.shape), part.storage);
+  const Tensor values = as_type(part, made.type.encoding == nullptr ? made.type : type_of(part).type);
+  TensorView view(values.view.data, made.type.dtype, made.shape);
+  view.encoding = made.type.encoding;
+  view.more_planes = values.view.more_planes;
+  return Tensor(view, values.storage);
 }
 
 // f(x) of every value, in f32.

@@ -35,7 +35,8 @@ struct WeightRecipe {
     reorder,     // rows of each head of `begin` rows in `order`; they are in the other one
     add,         // `addend` added to every value, in f32
     scale,       // `factor` times every value, in f32
-    reshape,     // values of the shape `from`, extents of 1 in front aside, as those of the shape `shape`; plain only
+    reshape,     // values of the shape `from`, extents of 1 in front aside, as those of the shape `shape`; plain, or
+                 // matrices in 8-bit floats as a stack of them or back
     log_of_negative,  // log(-x) of every value, in f32
     negative_exp,     // -exp(x) of every value, in f32: its inverse
     whole_numbers,    // i32 or i64 numbers of [0, begin) in f32; begin is at most 2^24

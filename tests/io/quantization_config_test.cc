@@ -143,6 +143,7 @@ TEST(QuantizationConfig, WhatIsNotHonouredIsRefusedByName) {
       {fp8(R"(, "activation_scheme": "static")"), {"Unsupported", "'activation_scheme' is 'static'"}},
       {fp8(R"(, "weight_block_size": [64, 64])"), {"Unsupported", "'weight_block_size' is [64, 64]"}},
       {fp8(R"(, "fmt": "e3m4")"), {"Unsupported", "'fmt' is 'e3m4'"}},
+      {fp8(R"(, "expert_dtype": "fp6")"), {"Unsupported", "'expert_dtype' is 'fp6'", "fp4 and fp8"}},
       {fp8(R"(, "kv_cache_scheme": {"num_bits": 8})"), {"Unsupported", "'kv_cache_scheme'"}},
       {tensors("marlin-24", kInt4), {"Unsupported", "'format' is 'marlin-24'"}},
       {tensors("nvfp4-pack-quantized", kInt4), {"Unsupported", "'format' is 'nvfp4-pack-quantized'"}},

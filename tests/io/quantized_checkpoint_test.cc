@@ -275,9 +275,54 @@ TEST(QuantizedCheckpoint, FloatsHaveTheirScales) {
   check(rows, "F8_E4M3", "weight_scale", {200, 1}, "fp8_e4m3_channel");
 }
 
+// DeepSeek's: bytes that are powers of two, the least of which f32 holds as a subnormal number.
+TEST(QuantizedCheckpoint, FloatsWithPowersOfTwo) {
+  std::vector<uint8_t> codes(200 * 130);
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i % 0x70);
+  const std::vector<uint8_t> exponents = {0, 1, 127, 254};
+  for (const char* part : {"scale", "weight_scale_inv"}) {
+    const auto source = opened(
+        {raw("X.weight", "F8_E4M3", {200, 130}, codes), raw(std::string("X.") + part, "F8_E8M0", {2, 2}, exponents)},
+        R"({"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"})");
+    ASSERT_EQ(source->tensors().size(), 1u);
+    ASSERT_EQ(source->tensors()[0].type_name, "fp8_e4m3_block128");
+    const std::vector<float> values = values_of(source->get("X.weight"));
+    for (size_t i = 0; i < values.size(); ++i) {
+      const int exponent = exponents[i / 130 / 128 * 2 + i % 130 / 128] - 127;
+      ASSERT_EQ(values[i], std::ldexp(fp8_to_float(Fp8Format::Kind::e4m3, codes[i]), exponent)) << i;
+    }
+  }
+}
+
+constexpr float kE2m1[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+
+// Experts of DeepSeek-V4, beside a layer in 8-bit floats.
+TEST(QuantizedCheckpoint, FloatsOf4BitsBesideThoseOf8) {
+  std::mt19937 random(6);
+  std::vector<uint8_t> codes(3 * 32), exponents = {0, 1, 120, 127, 130, 254};
+  for (uint8_t& code : codes) code = static_cast<uint8_t>(random());
+  const RawTensor eight = raw("Y.weight", "F8_E4M3", {1, 1}, std::vector<uint8_t>{0x38}),
+                  its_scale = raw("Y.scale", "F32", {1, 1}, std::vector<float>{3});
+  for (const char* type : {"I8", "U8"}) {
+    const auto source = file_of(
+        {raw("X.weight", type, {3, 32}, codes), raw("X.scale", "F8_E8M0", {3, 2}, exponents), eight, its_scale});
+    QuantizationConfig config = config_of(R"({"quant_method": "fp8", "weight_block_size": [128, 128]})");
+    config.expert_dtype = "fp4";
+    const auto layers = open_quantized(source, config);
+    ASSERT_EQ(layers->tensors().size(), 2u);
+    EXPECT_EQ(layers->tensors()[0].type_name, "mxfp4");
+    EXPECT_EQ(layers->tensors()[0].size_bytes, 3 * 32 + 6);
+    const Tensor tensor = layers->get("X.weight");
+    ASSERT_EQ(tensor.shape(), (Shape{3, 64}));
+    const std::vector<float> values = values_of(tensor);
+    for (size_t i = 0; i < values.size(); ++i)
+      ASSERT_EQ(values[i], std::ldexp(kE2m1[codes[i / 2] >> (i % 2 * 4) & 15], exponents[i / 32] - 127)) << i;
+    EXPECT_EQ(values_of(layers->get("Y.weight")), std::vector<float>{3});
+  }
+}
+
 // Experts of GPT-OSS: two codes of E2M1 in a byte, neighbours, the first in the lower half.
 TEST(QuantizedCheckpoint, Mxfp4) {
-  constexpr float kLevels[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
   std::mt19937 random(5);
   std::vector<uint8_t> codes(2 * 3 * 2 * 16), scales(2 * 3 * 2);
   for (uint8_t& code : codes) code = static_cast<uint8_t>(random());
@@ -291,7 +336,7 @@ TEST(QuantizedCheckpoint, Mxfp4) {
   ASSERT_EQ(tensor.shape(), (Shape{2, 3, 64}));
   const std::vector<float> values = values_of(tensor);
   for (size_t i = 0; i < values.size(); ++i)
-    ASSERT_EQ(values[i], std::ldexp(kLevels[codes[i / 2] >> (i % 2 * 4) & 15], scales[i / 32] - 127)) << i;
+    ASSERT_EQ(values[i], std::ldexp(kE2m1[codes[i / 2] >> (i % 2 * 4) & 15], scales[i / 32] - 127)) << i;
   const auto refused = [&](const RawTensors& tensors) {
     try {
       opened(tensors, json);
@@ -418,6 +463,31 @@ TEST(QuantizedCheckpoint, ShapesAndTypesMustAgree) {
   expect_refusal({raw("X.weight", "F8_E5M2", {1, 1}, std::vector<uint8_t>(1)),
                   raw("X.weight_scale_inv", "F32", {1, 1}, std::vector<float>{1})},
                  fp8, {"'X.weight' is F8_E5M2", "says e4m3"});
+  const auto scales = [](const char* type, const Shape& shape, uint8_t last) {
+    std::vector<uint8_t> exponents(static_cast<size_t>(shape.num_elements()), 127);
+    exponents.back() = last;
+    return raw("X.scale", type, shape, exponents);
+  };
+  expect_refusal({codes, scales("F8_E8M0", {2, 1}, 255)}, fp8,
+                 {"DataCorrupted", "number 1 of 'X.scale' is 255", "[0, 254]"});
+  expect_refusal({codes, scales("U8", {2, 1}, 127)}, fp8, {"'X.scale' is U8 [2, 1]", "F8_E8M0"});
+  expect_refusal({codes, scales("F8_E8M0", {1, 2}, 127)}, fp8, {"'X.scale' is F8_E8M0 [1, 2]", "imply [2, 1]"});
+
+  const std::string fp4 = R"({"quant_method": "fp8", "expert_dtype": "fp4", "weight_block_size": [128, 128]})";
+  const RawTensor packed_floats = raw("X.weight", "I8", {2, 32}, std::vector<uint8_t>(64));
+  expect_refusal({packed_floats}, fp4, {"NotFound", "'X.weight_scale_inv' is missing"});
+  expect_refusal({packed_floats, scales("F8_E8M0", {2, 2}, 255)}, fp4, {"number 3 of 'X.scale' is 255"});
+  expect_refusal({packed_floats, scales("F8_E8M0", {2, 1}, 127)}, fp4,
+                 {"'X.scale' is F8_E8M0 [2, 1]", "'X.weight' is I8 [2, 32]", "imply [2, 2]"});
+  expect_refusal({packed_floats, raw("X.scale", "F32", {2, 2}, std::vector<float>(4, 1))}, fp4,
+                 {"'X.scale' is F32 [2, 2]", "F8_E8M0"});
+  expect_refusal({raw("X.weight", "I8", {2, 24}, std::vector<uint8_t>(48)), scales("F8_E8M0", {2, 2}, 127)}, fp4,
+                 {"'X.weight' is I8 [2, 24]", "48 values", "groups of 32"});
+  expect_refusal({packed_floats, scales("F8_E8M0", {2, 2}, 127)}, fp8, {"'X.weight' is I8", "says nothing"});
+  expect_refusal({packed_floats, scales("F8_E8M0", {2, 2}, 127)},
+                 R"({"quant_method": "fp8", "expert_dtype": "fp8", "weight_block_size": [128, 128]})",
+                 {"'X.weight' is I8", "says 'fp8' of 'expert_dtype'"});
+  expect_refusal({codes, scales("F8_E8M0", {2, 1}, 127)}, fp4, {"no layer is in 4-bit floats", "'expert_dtype'"});
 }
 
 TEST(QuantizedCheckpoint, GroupsMustBeWhole) {

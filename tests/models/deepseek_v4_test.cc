@@ -109,7 +109,7 @@ TEST(DeepseekV4, WhatIsNotComputedIsRefused) {
   EXPECT_HAS(refused("n_shared_experts", 2), "'n_shared_experts' is 2");
   EXPECT_HAS(refused("norm_topk_prob", false), "'norm_topk_prob' is false");
   EXPECT_HAS(refused("attention_bias", true), "'attention_bias' is true");
-  EXPECT_HAS(refused("expert_dtype", "fp4"), "'expert_dtype'");
+  EXPECT_HAS(refused("expert_dtype", "fp4"), "'expert_dtype'") << "without a quantization_config";
   EXPECT_HAS(refused("layer_types", list({"full_attention", "", "", "", "", ""})), "'layer_types'");
   EXPECT_HAS(refused("compress_ratios", list<int64_t>({0, 4})), "'compress_ratios'");
   EXPECT_HAS(refused("compress_ratios", list<int64_t>({0, 4, 8, 4, 4, 4})), "only 0, 4 and 128");

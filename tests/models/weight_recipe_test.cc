@@ -10,7 +10,9 @@
 #include <map>
 
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
+#include "eadem/core/encodings/stacked_encoding.h"
 #include "tests/support/refusal.h"
 
 namespace eadem::models {
@@ -118,6 +120,31 @@ TEST(WeightRecipe, Operations) {
   // Extents of 1 in front say nothing, others do.
   EXPECT_EQ(made(WeightRecipe::reshape(n, {1, 1, 2, 3}, {6}), tensors).shape(), (Shape{6}));
   EXPECT_HAS(refusal([&] { made(WeightRecipe::reshape(n, {2, 1, 3}, {6}), tensors); }), "'n' is [2, 3]");
+  // Matrices in 8-bit floats are a stack where no block of scales is of two of them, and decoded where one is.
+  const Fp8Encoding *blocks = Fp8Encoding::find("fp8_e4m3_block128"), *channels = Fp8Encoding::find("fp8_e4m3_channel");
+  const Tensors floats = {{"b", encoded(counting(Shape{512, 3}), *blocks)},
+                          {"c", encoded(counting(Shape{512, 3}), *channels)}};
+  const auto in_parts = [&](const char* name, int64_t parts) {
+    return WeightRecipe::reshape(WeightRecipe::name(name), {512, 3}, {parts, 512 / parts, 3});
+  };
+  for (const auto& [name, parts, encoding] :
+       {std::tuple<const char*, int64_t, const Encoding*>{"b", 2, stack_encoding(blocks)},
+        {"b", 8, nullptr},
+        {"c", 8, stack_encoding(channels)}}) {
+    const Tensor stack = made(in_parts(name, parts), floats);
+    EXPECT_EQ(stack.shape(), (Shape{parts, 512 / parts, 3}));
+    EXPECT_EQ(stack.view.encoding, encoding) << name << parts;
+    EXPECT_EQ(values_of(stack), values_of(floats.at(name))) << name << parts;
+    const Tensor joined =
+        made(WeightRecipe::reshape(WeightRecipe::name("stack"), {parts, 512 / parts, 3}, {512, 3}), {{"stack", stack}});
+    EXPECT_EQ(joined.shape(), (Shape{512, 3}));
+    EXPECT_EQ(joined.view.encoding, matrix_encoding(encoding)) << name << parts;
+    EXPECT_EQ(values_of(joined), values_of(floats.at(name))) << name << parts;
+  }
+  EXPECT_HAS(refusal([&] {
+               made(WeightRecipe::reshape(WeightRecipe::name("b"), {512, 3}, {1536}), floats);
+             }),
+             "cannot be seen in another shape");
   EXPECT_EQ(values_of(made(WeightRecipe::negative_exp(WeightRecipe::slice("m", 0, 0, 1, 4)), tensors)),
             (std::vector<float>{-1, -std::exp(1.0f), -std::exp(2.0f)}));
   EXPECT_EQ(values_of(made(WeightRecipe::scale(n, 0.5), tensors)), (std::vector<float>{50, 50.5, 51, 51.5, 52, 52.5}));

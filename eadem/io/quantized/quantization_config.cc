@@ -179,8 +179,19 @@ void read_fp8(QuantizationConfig& config, const JsonReader& json) {
     refuse(json, "scale_fmt", quote(*rounding), "ue8m0 and float are known");
   for (const char* key : {"modules_to_not_convert", "ignored_layers"})
     for (std::string& layer : optional_strings(json, key)) config.ignored.push_back(std::move(layer));
-  require_empty(json, {"modules_to_convert", "expert_dtype", "kv_cache_scheme", "kv_cache_quant_method"});
+  require_empty(json, {"modules_to_convert", "kv_cache_scheme", "kv_cache_quant_method"});
   ignore_all(json, {"dequantize"});
+}
+
+// A key of the whole config.json, or of its quantization_config: what experts are stored in.
+void read_expert_dtype(QuantizationConfig& config, const JsonReader& json) {
+  const auto dtype = json.optional_string("expert_dtype");
+  if (!dtype) return;
+  if (*dtype != "fp4" && *dtype != "fp8") refuse(json, "expert_dtype", quote(*dtype), "fp4 and fp8 are read");
+  if (!config.expert_dtype.empty() && config.expert_dtype != *dtype)
+    throw DataCorrupted("{}: 'expert_dtype' is {}; that of the config.json is {}", json.file(), quote(*dtype),
+                        quote(config.expert_dtype));
+  config.expert_dtype = *dtype;
 }
 
 // ---- mxfp4
@@ -339,6 +350,10 @@ std::optional<QuantizationConfig> QuantizationConfig::from_json(const JsonReader
   for (const Method& method : kMethods)
     if (method.name == result.method) {
       method.read(result, json);
+      if (result.method == "fp8") {
+        read_expert_dtype(result, config);
+        read_expert_dtype(result, json);
+      }
       refuse_unread(json, result.method);
       config.adopt_ignored(key, json);
       return result;

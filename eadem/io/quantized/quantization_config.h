@@ -5,7 +5,8 @@
 //   quant_method         what is read
 //   gptq                 4 and 8 bits, in groups of 32, 64, 128 or per row; desc_act; checkpoint_format gptq, gptq_v2
 //   awq                  4 bits, version gemm
-//   fp8                  e4m3 and e5m2, per tensor, per row, or with weight_block_size [128, 128]
+//   fp8                  e4m3 and e5m2, per tensor, per row, or with weight_block_size [128, 128]; beside them, where
+//                        `expert_dtype` of the config.json is fp4, layers of 4-bit floats (DeepSeek-V4)
 //   mxfp4                4 bits with a power of two for each 32 values (GPT-OSS)
 //   compressed-tensors   one scheme of weights; formats pack-quantized (4 and 8 bits), int-quantized (8),
 //                        naive-quantized and float-quantized (8)
@@ -41,7 +42,9 @@ struct QuantizationConfig {
   bool zeros_less_one = false;            // GPTQ: what is written is the zero point less one
   bool has_order = false;                 // groups need not be of neighbouring columns
   std::optional<Fp8Format::Kind> floats;  // Layout::floats, where it is stated
-  std::vector<std::string> ignored;       // layers that are not quantized
+  // Layout::floats: `expert_dtype`, "fp4" or "fp8"; empty where it is not stated.
+  std::string expert_dtype;
+  std::vector<std::string> ignored;  // layers that are not quantized
 
   // Nothing when the config.json `config` has neither `quantization_config` nor `compression_config`. Throws
   // DataCorrupted for what is malformed, Unsupported naming what is not read. Marks the key as read.

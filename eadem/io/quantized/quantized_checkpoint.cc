@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/io/quantized/quantized_checkpoint.h"
 
+#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/io/quantized/quantized_layouts.h"
 #include "eadem/io/text.h"
 
@@ -30,6 +32,11 @@ class QuantizedCheckpoint final : public WeightSource {
     }
     if (layer_at.empty())
       throw DataCorrupted("{}: no layer is quantized, though {} says {}", path(), config_.place, config_.method);
+    if (config_.expert_dtype == "fp4" && std::none_of(layer_at.begin(), layer_at.end(), [](const auto& layer) {
+          return BlockEncoding::of(layer.second.type.encoding) != nullptr;
+        }))
+      throw DataCorrupted("{}: no layer is in 4-bit floats, though {} says 'expert_dtype' \"fp4\"", path(),
+                          config_.place);
 
     // 2. What there is instead, in the order of the file.
     std::vector<WeightInfo> infos;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <numeric>
 
@@ -417,14 +418,69 @@ Tensor load_integers(const WeightSource& files, const QuantizationConfig& config
 
 // ---- floats
 
+// The part with the scales; where there is none, the one that is usual.
 std::string_view scale_part(const Parts& parts, const QuantizationConfig& config) {
-  const bool inverse = parts.has("weight_scale_inv");
-  if (inverse && parts.has("weight_scale")) parts.fail("a layer has both 'weight_scale' and 'weight_scale_inv'");
-  return inverse || (!parts.has("weight_scale") && config.method == "fp8") ? "weight_scale_inv" : "weight_scale";
+  std::string_view found;
+  for (const std::string_view part : {"weight_scale_inv", "weight_scale", "scale"}) {
+    if (!parts.has(part)) continue;
+    if (!found.empty()) parts.fail(fmt::format("a layer has both {} and {}", quote(found), quote(part)));
+    found = part;
+  }
+  return !found.empty() ? found : config.method == "fp8" ? "weight_scale_inv" : "weight_scale";
+}
+
+const std::vector<std::string_view> kFloatScaleTypes = {"F16", "BF16", "F32", "F8_E8M0"};
+
+// The bytes of scales that are powers of two, 2^(e - 127).
+Tensor exponents_of(const WeightSource& files, const std::string& name) {
+  const Tensor bytes = files.get_bytes(name);
+  const auto* exponents = bytes.view.as<uint8_t>();
+  for (int64_t i = 0; i < bytes.view.num_elements(); ++i)
+    if (exponents[i] == 255)
+      throw DataCorrupted("{}: number {} of {} is 255, which is not a number; a scale of 2^(e - 127) has e in [0, 254]",
+                          files.path(), i, quote(name));
+  return bytes;
+}
+
+float power_of_two(uint8_t exponent) {
+  return std::bit_cast<float>(exponent == 0 ? uint32_t{1} << 22 : uint32_t{exponent} << 23);
+}
+
+bool are_4_bit_floats(const WeightInfo& codes) { return codes.type_name == "I8" || codes.type_name == "U8"; }
+
+QuantizedLayer describe_4_bit_floats(const WeightSource& files, const QuantizationConfig& config,
+                                     const std::string& name) {
+  Parts parts(files, config, name);
+  const WeightInfo& codes = parts.matrix("weight", {"I8", "U8"});
+  if (config.expert_dtype != "fp4")
+    parts.fail(fmt::format("{}, as 4-bit floats are; {} says {} of 'expert_dtype'", described(codes), config.place,
+                           config.expert_dtype.empty() ? "nothing" : quote(config.expert_dtype)));
+  if (codes.shape[1] > (int64_t{1} << 40)) parts.fail(described(codes) + ": too large");
+  const int64_t out = codes.shape[0], in = codes.shape[1] * 2;
+  if (in % 32 != 0)
+    parts.fail(fmt::format("{}: rows of {} values are no whole number of groups of 32", described(codes), in));
+  parts.require(scale_part(parts, config), {"F8_E8M0"}, {Shape{out, in / 32}}, codes);
+  return {name, WeightType(DType::f32, BlockEncoding::find("mxfp4")), Shape{out, in}, parts.used()};
+}
+
+// Blocks of mxfp4 of exponents and of codes 0 1 2 3 …, which are in pairs of neighbours in the file, in pairs (i, i +
+// 16) in a block.
+Tensor blocks_of_4_bit_floats(const QuantizedLayer& layer, const Tensor& codes, const Tensor& exponents) {
+  Tensor result = Tensor::in_one_piece(layer.type.dtype, layer.shape, *layer.type.encoding);
+  const auto* from = codes.view.as<uint8_t>();
+  const auto* exponent = exponents.view.as<uint8_t>();
+  auto* block = static_cast<uint8_t*>(result.view.plane(0));
+  const auto code = [&](int i) { return from[i / 2] >> (i % 2 * 4) & 15; };
+  for (int64_t b = 0; b < exponents.view.num_elements(); ++b, from += 16, block += 17) {
+    block[0] = exponent[b];
+    for (int i = 0; i < 16; ++i) block[1 + i] = static_cast<uint8_t>(code(i) | code(i + 16) << 4);
+  }
+  return result;
 }
 
 QuantizedLayer describe_floats(const WeightSource& files, const QuantizationConfig& config, const std::string& name) {
   Parts parts(files, config, name);
+  if (are_4_bit_floats(*files.find(name + ".weight"))) return describe_4_bit_floats(files, config, name);
   const WeightInfo& codes = parts.matrix("weight", {"F8_E4M3", "F8_E5M2"});
   const auto kind = codes.type_name == "F8_E4M3" ? Fp8Format::Kind::e4m3 : Fp8Format::Kind::e5m2;
   if (config.floats && *config.floats != kind)
@@ -435,11 +491,11 @@ QuantizedLayer describe_floats(const WeightSource& files, const QuantizationConf
   std::vector<Shape> expected;
   const std::string_view part = scale_part(parts, config);
   const WeightInfo& scales =
-      config.scope == Scope::block    ? parts.require(part, kScaleTypes, {blocks}, codes)
-      : config.scope == Scope::tensor ? parts.require(part, kScaleTypes, {Shape{}, Shape{1}, Shape{1, 1}}, codes)
+      config.scope == Scope::block    ? parts.require(part, kFloatScaleTypes, {blocks}, codes)
+      : config.scope == Scope::tensor ? parts.require(part, kFloatScaleTypes, {Shape{}, Shape{1}, Shape{1, 1}}, codes)
       : config.scope == Scope::row
-          ? parts.require(part, kScaleTypes, {Shape{out, 1}, Shape{out}}, codes)
-          : parts.require(part, kScaleTypes, {Shape{}, Shape{1}, Shape{1, 1}, Shape{out, 1}, Shape{out}}, codes);
+          ? parts.require(part, kFloatScaleTypes, {Shape{out, 1}, Shape{out}}, codes)
+          : parts.require(part, kFloatScaleTypes, {Shape{}, Shape{1}, Shape{1, 1}, Shape{out, 1}, Shape{out}}, codes);
   const bool is_tensor = config.scope != Scope::block && scales.shape.num_elements() == 1;
   const int64_t rows = is_tensor ? 0 : config.scope == Scope::block ? 128 : 1;
   const Fp8Encoding* encoding = Fp8Encoding::find({kind, rows, rows == 128 ? 128 : 0});
@@ -448,12 +504,23 @@ QuantizedLayer describe_floats(const WeightSource& files, const QuantizationConf
 }
 
 Tensor load_floats(const WeightSource& files, const QuantizationConfig& config, const QuantizedLayer& layer) {
-  Tensor result = Tensor::in_one_piece(layer.type.dtype, layer.shape, *layer.type.encoding);
   const Tensor codes = files.get_bytes(layer.name + ".weight");
-  std::memcpy(result.view.plane(0), codes.view.data, static_cast<size_t>(codes.view.size_bytes()));
   const Parts parts(files, config, layer.name);
-  const Tensor scales =
-      converted_on_host(files.get(fmt::format("{}.{}", layer.name, scale_part(parts, config))).view, DType::f32);
+  const std::string scale_name = fmt::format("{}.{}", layer.name, scale_part(parts, config));
+  if (are_4_bit_floats(*files.find(layer.name + ".weight")))
+    return blocks_of_4_bit_floats(layer, codes, exponents_of(files, scale_name));
+  Tensor result = Tensor::in_one_piece(layer.type.dtype, layer.shape, *layer.type.encoding);
+  std::memcpy(result.view.plane(0), codes.view.data, static_cast<size_t>(codes.view.size_bytes()));
+  if (files.find(scale_name)->type_name == "F8_E8M0") {
+    const Tensor exponents = exponents_of(files, scale_name);
+    auto* to = static_cast<std::byte*>(result.view.plane(1));  // behind the codes: not aligned
+    for (int64_t i = 0; i < exponents.view.num_elements(); ++i) {
+      const float scale = power_of_two(exponents.view.as<uint8_t>()[i]);
+      std::memcpy(to + i * static_cast<int64_t>(sizeof(scale)), &scale, sizeof(scale));
+    }
+    return result;
+  }
+  const Tensor scales = converted_on_host(files.get(scale_name).view, DType::f32);
   std::memcpy(result.view.plane(1), scales.view.data, static_cast<size_t>(scales.view.size_bytes()));
   return result;
 }
@@ -472,20 +539,9 @@ QuantizedLayer describe_mxfp4(const WeightSource& files, const QuantizationConfi
   return {name, WeightType(DType::f32, BlockEncoding::find("mxfp4")), Shape(dims), parts.used()};
 }
 
-// Codes 0 1 2 3 … of a block are in pairs of neighbours in the file, in pairs (i, i + 16) in a block.
 Tensor load_mxfp4(const WeightSource& files, const QuantizationConfig& config, const QuantizedLayer& layer) {
-  Tensor result = Tensor::in_one_piece(layer.type.dtype, layer.shape, *layer.type.encoding);
   const auto part = [&](std::string_view name) { return files.get(part_name(config.layout, layer.name, name)); };
-  const Tensor codes = part("blocks"), scales = part("scales");
-  const auto* from = codes.view.as<uint8_t>();
-  const auto* exponents = scales.view.as<uint8_t>();
-  auto* block = static_cast<uint8_t*>(result.view.plane(0));
-  const auto code = [&](int i) { return from[i / 2] >> (i % 2 * 4) & 15; };
-  for (int64_t b = 0; b < scales.view.num_elements(); ++b, from += 16, block += 17) {
-    block[0] = exponents[b];
-    for (int i = 0; i < 16; ++i) block[1 + i] = static_cast<uint8_t>(code(i) | code(i + 16) << 4);
-  }
-  return result;
+  return blocks_of_4_bit_floats(layer, part("blocks"), part("scales"));
 }
 
 // ----
@@ -511,7 +567,9 @@ std::string quantized_layer_of(const QuantizationConfig& config, const WeightInf
   if (!tensor.name.ends_with(suffix) || tensor.name.size() == suffix.size()) return "";
   // Plain layers have a part of this name, too.
   if (config.layout == Layout::integers && tensor.type_name != "I8") return "";
-  if (config.layout == Layout::floats && !tensor.type_name.starts_with("F8_")) return "";
+  if (config.layout == Layout::floats && !tensor.type_name.starts_with("F8_") &&
+      !(config.method == "fp8" && are_4_bit_floats(tensor)))
+    return "";
   return tensor.name.substr(0, tensor.name.size() - suffix.size());
 }
 

@@ -18,12 +18,16 @@
 //   integers   X.weight i8 [out, in]   X.weight_zero_point i8 [out, groups]   X.weight_scale [out, groups]
 //              (signed; here they are 128 more)
 //   floats     X.weight f8_e4m3 or f8_e5m2 [out, in]
-//              X.weight_scale, or X.weight_scale_inv: [], [1], [out, 1], or [ceil(out / 128), ceil(in / 128)]; either
-//              name is what codes are multiplied by
+//              X.weight_scale, X.weight_scale_inv or X.scale: [], [1], [out, 1], or [ceil(out / 128), ceil(in / 128)];
+//              each name is what codes are multiplied by. f8_e8m0 scales are bytes e that mean 2^(e - 127); 255, which
+//              would be NaN, is refused
+//              Where `expert_dtype` is fp4, also X.weight i8 or u8 [out, in / 2], two codes of E2M1 in a byte, the
+//              first in the lower half, with f8_e8m0 scales [out, in / 32]
 //   mxfp4      X_blocks u8 [out, in / 32, 16], two codes of E2M1 in a byte, the first in the lower half
 //              X_scales u8 [out, in / 32], exponents plus 127; experts have an axis before these
-// Scales are f16, bf16 or f32. Sources: AutoGPTQ (qlinear), AutoAWQ (WQLinear_GEMM), compressed-tensors
-// (compressors), DeepSeek-V3 (weight_dequant), transformers (integrations/mxfp4).
+// Scales are f16, bf16 or f32 where nothing else is said. Sources: AutoGPTQ (qlinear), AutoAWQ (WQLinear_GEMM),
+// compressed-tensors (compressors), DeepSeek-V3 (weight_dequant), DeepSeek-V4 (inference), transformers
+// (integrations/mxfp4).
 #pragma once
 
 #include <string>

@@ -3,8 +3,8 @@
 // DeepSeek V4: four streams of hidden states under hyper-connections; attention with one head of keys that are their
 // own values, over a window and over pooled rows of all tokens, which in every other layer an indexer chooses; experts
 // in all layers, in the first ones by the number of the token, and one that computes every token, all with a limited
-// SwiGLU. The layers that predict further tokens are not computed. The published files, in 8-bit and 4-bit floats, are
-// refused. Source: transformers, models/deepseek_v4 and conversion_mapping.py (facts only).
+// SwiGLU. The layers that predict further tokens are not computed. Source: transformers, models/deepseek_v4 and
+// conversion_mapping.py (facts only).
 #include <algorithm>
 #include <cmath>
 
