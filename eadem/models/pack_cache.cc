@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 // Raised when a packing writes other bytes than before (tests/kernels/packing_bytes_test.cc notices), or when the
 // conversion of parameters changes.
-constexpr int kPackingVersion = 1;
+constexpr int kPackingVersion = 2;
 constexpr int64_t kMaxStampBytes = 1 << 20;
 // The coarsest clock of a file system in use (FAT's). A file that changed more recently could change again without its
 // times telling.

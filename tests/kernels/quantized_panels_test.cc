@@ -90,6 +90,9 @@ TEST_P(QuantizedPanelsOf, TakesLittleMoreThanTheBlocks) {
   for (const PlaneSpec& plane : QuantizedPanels::of(GetParam())->planes(shape)) bytes += plane.size_bytes();
   if (GetParam()->is_writable()) {
     EXPECT_LE(static_cast<double>(bytes), 1.06 * static_cast<double>(64 * GetParam()->row_bytes(1024)));
+    if (GetParam()->format().scale == BlockFormat::Scale::power_of_two) {
+      EXPECT_EQ(bytes, 64 * GetParam()->row_bytes(1024));
+    }
     return;
   }
   // The bits of a code, a byte for each sub-scale and an f16 for each block.
@@ -177,7 +180,8 @@ INSTANTIATE_TEST_SUITE_P(Isas, QuantizedProduct, testing::ValuesIn(available_isa
                          [](const auto& info) { return std::string(isa_name(info.param)); });
 
 struct Product {
-  Product(CpuDevice& device, const BlockEncoding& encoding, const TensorView& stored, const Tensor& x)
+  Product(CpuDevice& device, const BlockEncoding& encoding, const TensorView& stored, const Tensor& x,
+          MatmulTypes::Source source = MatmulTypes::Source::quantized)
       : packed(allocate(*QuantizedPanels::of(&encoding), stored.shape)),
         y(Tensor::on_host(DType::f32, Shape{x.shape()[0], stored.shape[0]})) {
     const QuantizedPanels& packing = *QuantizedPanels::of(&encoding);
@@ -189,7 +193,7 @@ struct Product {
                      static_cast<const uint8_t*>(packed.view.plane(1)),
                      static_cast<const f16_t*>(packed.view.plane(2))};
     m.y = y.view.as<float>();
-    run_product(device, {.source = MatmulTypes::Source::quantized, .layout = &packing.layout()}, m);
+    run_product(device, {.source = source, .layout = &packing.layout()}, m);
   }
   float at(int64_t r, int64_t n) const { return y.view.as<float>()[r * y.shape()[1] + n]; }
 
@@ -220,6 +224,34 @@ TEST_P(QuantizedProduct, IsTheScalarProductBitForBit) {
           }
         }
     }
+  }
+}
+
+// Every byte of a power of two, the subnormal ones of 0 and 1 and the format's NaN, which reads as a number, included.
+TEST_P(QuantizedProduct, EveryPowerOfTwoIsMultiplied) {
+  CpuDevice device(DeviceOptions{.num_threads = 1, .isa = isa_name(GetParam())});
+  const BlockEncoding& mxfp4 = *BlockEncoding::find("mxfp4");
+  const QuantizedLayout& layout = QuantizedPanels::of(&mxfp4)->layout();
+  const Scalar scalar(GetParam(), layout);
+  const Tensor stored = random_blocks(mxfp4, Shape{256, kStep}, 6);
+  for (int64_t n = 0; n < 256; ++n) static_cast<uint8_t*>(stored.view.data)[n * 17] = static_cast<uint8_t>(n);
+  for (const int64_t rows : {1, 3, 9, 40}) {
+    const Tensor x = random_rows(rows, kStep, 7);
+    const Product product(device, mxfp4, stored.view, x);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t n = 0; n < 256; ++n)
+        ASSERT_EQ(product.at(r, n),
+                  scalar.product(x.view.as<float>() + r * kStep, scalar.weights(mxfp4, stored.view, n)))
+            << rows << " rows, " << r << ", 2^(" << n << " - 128)";
+  }
+  // What is decoded, one value of k a row, of scales with which every value is finite.
+  const Tensor x = Tensor::on_host(DType::f32, Shape{kStep, kStep});
+  for (int64_t i = 0; i < kStep * kStep; ++i) x.view.as<float>()[i] = i % (kStep + 1) == 0 ? 1.0f : 0.0f;
+  const Product product(device, mxfp4, stored.view, x, MatmulTypes::Source::decoded);
+  std::vector<float> values(static_cast<size_t>(kStep));
+  for (int64_t n = 0; n < 250; ++n) {
+    mxfp4.decode_row(values.data(), stored.view, n);
+    for (int64_t k = 0; k < kStep; ++k) ASSERT_EQ(product.at(k, n), values[static_cast<size_t>(k)]) << n << ", " << k;
   }
 }
 

@@ -75,7 +75,7 @@ QuantizedLayout layout_of(const BlockFormat& format) {
   layout.has_table = format.codebook != nullptr;
   layout.folded = layout.format().folded();
   if (format.sub_scale_max == 1 && !layout.folded)
-    layout.scales = format.scale == BlockFormat::Scale::f16 ? Scales::f16 : Scales::bf16;
+    layout.scales = format.scale == BlockFormat::Scale::f16 ? Scales::f16 : Scales::exponents;
   else
     layout.scales =
         format.has_min && format.sub_scale_max <= 15 && format.sub_min_max <= 15 ? Scales::nibbles : Scales::bytes;
@@ -140,17 +140,26 @@ Panel panel_of(const TensorView& encoded, const QuantizedLayout& layout, int64_t
                                     : nullptr};
 }
 
-uint16_t scale_bits(const QuantizedLayout& layout, float value) {
-  return layout.scales == Scales::bf16 ? bf16_t::from_float(value).bits : f16_t::from_float(value).bits;
+// The power of two 2^(e - 128) as e, and back. It is subnormal where e is 0 or 1. The 0 of outputs that are not there
+// becomes some power.
+uint8_t exponent_of(float power) {
+  const uint32_t bits = std::bit_cast<uint32_t>(power);
+  return static_cast<uint8_t>(bits < 0x00800000u ? bits >> 22 : (bits >> 23) + 1);
 }
+float power_of(uint8_t e) { return std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1u) << 23); }
 
 // Writes the scales of block `b` of all outputs.
 void pack_scales(const Panel& panel, const QuantizedLayout& layout, int64_t b, const PanelParts& parts) {
+  if (layout.scales == Scales::exponents) {
+    for (size_t n = 0; n < kPanelWidth; ++n)
+      panel.scales[b * kPanelWidth + static_cast<int64_t>(n)] = exponent_of(parts[n].scale);
+    return;
+  }
   if (!layout.has_super_scales()) {
-    uint16_t* out = reinterpret_cast<uint16_t*>(panel.scales) + b * layout.scale_columns() * kPanelWidth;
-    for (size_t n = 0; n < kPanelWidth; ++n) out[n] = scale_bits(layout, parts[n].scale);
+    f16_t* out = reinterpret_cast<f16_t*>(panel.scales) + b * layout.scale_columns() * kPanelWidth;
+    for (size_t n = 0; n < kPanelWidth; ++n) out[n] = f16_t::from_float(parts[n].scale);
     if (layout.has_min)
-      for (size_t n = 0; n < kPanelWidth; ++n) out[kPanelWidth + n] = scale_bits(layout, parts[n].min);
+      for (size_t n = 0; n < kPanelWidth; ++n) out[kPanelWidth + n] = f16_t::from_float(parts[n].min);
     return;
   }
   const int64_t groups = layout.groups(), steps = layout.block_size / kStep, step_bytes = layout.scale_bytes();
@@ -205,7 +214,7 @@ std::vector<PlaneSpec> QuantizedPanels::planes(const Shape& shape) const {
     result.push_back(
         {"super_scales", DType::f16, Shape{panels, k_size / layout_.block_size, layout_.super_columns(), kPanelWidth}});
   } else {
-    result.push_back({"scales", layout_.scales == Scales::bf16 ? DType::bf16 : DType::f16,
+    result.push_back({"scales", layout_.scales == Scales::exponents ? DType::u8 : DType::f16,
                       Shape{panels, steps, layout_.scale_columns(), kPanelWidth}});
   }
   return result;
@@ -243,15 +252,14 @@ void QuantizedPanels::decode_row(float* row, const TensorView& encoded, int64_t 
   const BlockFormat& format = stored_.format();
   const Panel panel = panel_of(encoded, layout_, index / kPanelWidth);
   const int64_t lane = index % kPanelWidth;
-  const auto f16_at = [&](const void* base, int64_t i) {
-    const uint16_t bits = static_cast<const uint16_t*>(base)[i];
-    return layout_.scales == Scales::bf16 ? bf16_t{bits}.to_float() : f16_t{bits}.to_float();
-  };
+  const auto f16_at = [&](const void* base, int64_t i) { return static_cast<const f16_t*>(base)[i].to_float(); };
   for (int64_t g = 0; g < encoded.shape[1] / layout_.group_size; ++g) {
     const int64_t b = g * layout_.group_size / layout_.block_size;
     float scale, min = 0;
     const int64_t s = g / layout_.groups();
-    if (!layout_.has_super_scales()) {
+    if (layout_.scales == Scales::exponents) {
+      scale = power_of(panel.scales[s * kPanelWidth + lane]);
+    } else if (!layout_.has_super_scales()) {
       const int64_t at = s * layout_.scale_columns() * kPanelWidth + lane;
       scale = f16_at(panel.scales, at);
       if (layout_.has_min) min = f16_at(panel.scales, at + kPanelWidth);

@@ -15,7 +15,9 @@
 //
 // Planes, for P = ceil(out / 16) panels:
 //   quants        u8 [P, in / 32, 64 * code_bits]
-//   scales        without sub-scales f16 (bf16 for powers of two) [P, in / 32, 1 or 2 (scale, min), 16];
+//   scales        without sub-scales f16 [P, in / 32, 1 or 2 (scale, min), 16], for powers of two u8 [P, in / 32, 16],
+//   a
+//                 byte e being the scale 2^(e - 128);
 //                 with sub-scales u8, for groups of 32 [P, in / 32, 1 or 2 (sub-scale, sub-min), 16], for groups of 16
 //                 [P, in / 32, 16, 2], a byte being a sub-scale or, with a min, sub-scale | sub-min << 4
 //   super_scales  with sub-scales: f16 [P, in / block_size, 1 or 2 (scale, min), 16]
@@ -44,9 +46,10 @@ constexpr int low_bits(int code_bits) { return code_bits == 3 ? 2 : code_bits ==
 
 // The properties of a layout for which products are compiled.
 struct QuantizedFormat {
-  // How scales are stored. bytes: one sub-scale a byte, times a super-scale; nibbles: a sub-scale and a sub-min in one
-  // byte; groups: the scales of GroupPanels, each shared by a number of steps.
-  enum class Scales : uint8_t { f16, bf16, bytes, nibbles, groups };
+  // How scales are stored. exponents: a power of two in one byte; bytes: one sub-scale a byte, times a super-scale;
+  // nibbles: a sub-scale and a sub-min in one byte; groups: the scales of GroupPanels, each shared by a number of
+  // steps.
+  enum class Scales : uint8_t { f16, exponents, bytes, nibbles, groups };
   int code_bits;
   Scales scales;
   int groups = 1;  // in a step
@@ -69,7 +72,7 @@ inline constexpr QuantizedFormat kQuantizedFormats[] = {
     {4, QuantizedFormat::Scales::f16},
     {4, QuantizedFormat::Scales::f16, 1, true},
     {4, QuantizedFormat::Scales::f16, 1, false, true},
-    {4, QuantizedFormat::Scales::bf16, 1, false, true, 5},
+    {4, QuantizedFormat::Scales::exponents, 1, false, true, 5},
     {4, QuantizedFormat::Scales::bytes, 1, true},
     {4, QuantizedFormat::Scales::bytes, 1, false, true, 7},
     {4, QuantizedFormat::Scales::bytes, 1, false, true},
@@ -114,7 +117,7 @@ struct QuantizedLayout {
   bool has_super_scales() const { return scales == Scales::bytes || scales == Scales::nibbles; }
   // Scales of an output in a step: each group has a scale and may have a min.
   int64_t scale_columns() const { return groups() * (has_min && scales != Scales::nibbles ? 2 : 1); }
-  int64_t scale_bytes() const { return (has_super_scales() ? 1 : 2) * scale_columns() * 16; }  // of a step
+  int64_t scale_bytes() const { return (scales == Scales::f16 ? 2 : 1) * scale_columns() * 16; }  // of a step
   int64_t super_columns() const { return has_min ? 2 : 1; }
 };
 

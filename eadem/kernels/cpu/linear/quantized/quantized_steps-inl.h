@@ -116,9 +116,9 @@ struct StepFormat {
   static constexpr int kRowBits = kFormat.has_table ? kFormat.table_bits : kFormat.code_bits;
   static constexpr int kTileBits = !kFolded ? kRowBits : kMin ? 6 : 8;
   static constexpr bool kExpanded = kScales == Scales::groups;  // f32 scales and mins are in the scratch
-  static constexpr int64_t kScaleBytes =
-      kExpanded ? kPanelWidth * static_cast<int64_t>(sizeof(float))
-                : kPanelWidth * (kSupers ? 1 : 2) * kGroups * (kMin && kScales != Scales::nibbles ? 2 : 1);
+  static constexpr int64_t kScaleBytes = kExpanded ? kPanelWidth * static_cast<int64_t>(sizeof(float))
+                                                   : kPanelWidth * (kScales == Scales::f16 ? 2 : 1) * kGroups *
+                                                         (kMin && kScales != Scales::nibbles ? 2 : 1);
   using Tile = TileFormat<kDots, kMin, kFolded && kMin>;
 };
 
@@ -148,6 +148,14 @@ HWY_INLINE Ints load_signed_bytes(const uint8_t* p) {
 #else
   return hn::PromoteTo(IntLanes(), hn::LoadU(hn::Rebind<int8_t, Lanes>(), reinterpret_cast<const int8_t*>(p)));
 #endif
+}
+
+// The powers of two 2^(e - 128) of bytes e. Those of e < 2 are subnormal: their bits are (e + 1) << 21, which exceeds
+// (e - 1) << 23, the bits of the others, only there.
+HWY_INLINE Vec load_powers(const uint8_t* p) {
+  const Ints e = load_bytes(p);
+  const Ints normal = hn::Sub(hn::ShiftLeft<23>(e), hn::Set(IntLanes(), 1 << 23));
+  return hn::BitCast(Lanes(), hn::Max(normal, hn::Add(hn::ShiftLeft<21>(e), hn::Set(IntLanes(), 1 << 21))));
 }
 
 // In the scratch, the mins of a step stand this many floats after its scales.
@@ -194,9 +202,10 @@ struct StepScales {
       const auto* stored = reinterpret_cast<const float*>(bytes) + lane;
       scale[0] = load(stored);
       if constexpr (Format::kMin) min = load(stored + kMinsBehind);
+    } else if constexpr (Format::kScales == Scales::exponents) {
+      scale[0] = load_powers(bytes + lane);
     } else {
-      using Stored = std::conditional_t<Format::kScales == Scales::bf16, bf16_t, f16_t>;
-      const auto* stored = reinterpret_cast<const Stored*>(bytes) + lane;
+      const auto* stored = reinterpret_cast<const f16_t*>(bytes) + lane;
       scale[0] = load(stored);
       if constexpr (Format::kMin) min = load(stored + kPanelWidth);
     }
