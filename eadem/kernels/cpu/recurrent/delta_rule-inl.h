@@ -71,73 +71,127 @@ HWY_INLINE void make_token_rows(const DeltaTokenRows& rows, const DeltaRule& p, 
 
 // Where one token's step reads and writes. `read` and `d` are [value_dim] or null: S^T k of the faded state, and d.
 struct DeltaStep {
-  const float* before;  // S [key_dim, …], from column `first` on
+  const float* before;  // S [key_dim, …]
   float* after;         // likewise; may be `before`
   int64_t stride;       // from a row of S to the next
-  int64_t first = 0;
   const float* v;
   float* y = nullptr;
   float* read = nullptr;
   float* d = nullptr;
 };
 
-// Columns [c, c + kVecs * kLanes) of a step; with kVecs == 1 the first `lanes` of them.
+// kVecs vectors of neighbouring columns; of one vector the first `lanes` columns alone.
 template <int kVecs>
-HWY_INLINE void delta_columns(const DeltaStep& s, const DeltaTokenRows& token, int64_t rows, int64_t c, int64_t lanes) {
-  const auto at = [&](const float* p, int u) {
-    return kVecs > 1 || lanes == kLanes ? load(p + u * kLanes) : load_n(p, lanes);
-  };
-  const auto put = [&](Vec value, float* p, int u) {
-    if (kVecs > 1 || lanes == kLanes)
+struct DeltaColumns {
+  int64_t lanes;
+
+  HWY_INLINE bool whole() const { return kVecs > 1 || lanes == kLanes; }
+  HWY_INLINE Vec at(const float* p, int u) const { return whole() ? load(p + u * kLanes) : load_n(p, lanes); }
+  HWY_INLINE void put(Vec value, float* p, int u) const {
+    if (whole())
       store(value, p + u * kLanes);
     else
       store_n(value, p, lanes);
-  };
-  // 1. S^T k, of the state before it fades: two chains, since one would wait for itself.
-  Vec even[kVecs], odd[kVecs], d[kVecs], y[kVecs];
-  for (int u = 0; u < kVecs; ++u) even[u] = odd[u] = y[u] = zero();
-  const float* row = s.before + (c - s.first);
+  }
+};
+
+// S^T k of columns, of the state before it fades: two chains over its rows, since one would wait for itself.
+template <int kVecs>
+struct DeltaReads {
+  HWY_INLINE DeltaReads() {
+#pragma GCC unroll kUnroll
+    for (int u = 0; u < kVecs; ++u) even[u] = odd[u] = zero();
+  }
+  Vec even[kVecs], odd[kVecs];
+};
+
+template <int kVecs>
+HWY_INLINE DeltaReads<kVecs> read_columns(DeltaColumns<kVecs> columns, const float* row, int64_t stride,
+                                          const float* faded, int64_t rows) {
+  DeltaReads<kVecs> reads;
   int64_t i = 0;
-  for (; i + 2 <= rows; i += 2, row += 2 * s.stride) {
-    const Vec first = set(token.faded[i]), second = set(token.faded[i + 1]);
+  for (; i + 2 <= rows; i += 2, row += 2 * stride) {
+    const Vec first = set(faded[i]), second = set(faded[i + 1]);
+#pragma GCC unroll kUnroll
     for (int u = 0; u < kVecs; ++u) {
-      even[u] = hn::MulAdd(at(row, u), first, even[u]);
-      odd[u] = hn::MulAdd(at(row + s.stride, u), second, odd[u]);
+      reads.even[u] = hn::MulAdd(columns.at(row, u), first, reads.even[u]);
+      reads.odd[u] = hn::MulAdd(columns.at(row + stride, u), second, reads.odd[u]);
     }
   }
   if (i < rows)
-    for (int u = 0; u < kVecs; ++u) even[u] = hn::MulAdd(at(row, u), set(token.faded[i]), even[u]);
-
-  // 2. The correction.
-  const Vec beta = set(*token.beta);
-  for (int u = 0; u < kVecs; ++u) {
-    const Vec read = hn::Add(even[u], odd[u]);
-    d[u] = hn::Mul(beta, hn::Sub(at(s.v + c, u), read));
-    if (s.read != nullptr) put(read, s.read + c, u);
-    if (s.d != nullptr) put(d[u], s.d + c, u);
-  }
-
-  // 3. S, and y = S^T q.
-  row = s.before + (c - s.first);
-  float* after = s.after + (c - s.first);
-  for (i = 0; i < rows; ++i, row += s.stride, after += s.stride) {
-    const Vec decay = set(token.decay[i]), k = set(token.k[i]), q = set(token.q[i]);
-    for (int u = 0; u < kVecs; ++u) {
-      const Vec value = hn::MulAdd(at(row, u), decay, hn::Mul(k, d[u]));
-      put(value, after, u);
-      y[u] = hn::MulAdd(value, q, y[u]);
-    }
-  }
-  if (s.y == nullptr) return;
-  for (int u = 0; u < kVecs; ++u) put(y[u], s.y + c, u);
+#pragma GCC unroll kUnroll
+    for (int u = 0; u < kVecs; ++u) reads.even[u] = hn::MulAdd(columns.at(row, u), set(faded[i]), reads.even[u]);
+  return reads;
 }
 
-// Calls columns(c, lanes) for blocks of four vectors, and then of one or a part of one. `wide` is called for the
+// What a step makes of columns: y = S^T q, and, where there is a next token, what that reads of the new S.
+template <int kVecs>
+struct DeltaUpdate {
+  HWY_INLINE DeltaUpdate() {
+#pragma GCC unroll kUnroll
+    for (int u = 0; u < kVecs; ++u) y[u] = zero();
+  }
+  Vec y[kVecs];
+  DeltaReads<kVecs> reads;
+};
+
+// S from `before` to `after`, which may be the same, with the correction d. `next` is the faded k of the next token.
+template <int kVecs, bool kHasNext>
+HWY_INLINE DeltaUpdate<kVecs> update_columns(DeltaColumns<kVecs> columns, const float* before, float* after,
+                                             int64_t stride, const DeltaTokenRows& token, const Vec* d,
+                                             const float* next, int64_t rows) {
+  DeltaUpdate<kVecs> result;
+  const auto update_row = [&](int64_t i, Vec* reads) {
+    const Vec decay = set(token.decay[i]), k = set(token.k[i]), q = set(token.q[i]);
+    Vec faded;
+    if constexpr (kHasNext) faded = set(next[i]);
+#pragma GCC unroll kUnroll
+    for (int u = 0; u < kVecs; ++u) {
+      const Vec value = hn::MulAdd(columns.at(before + i * stride, u), decay, hn::Mul(k, d[u]));
+      columns.put(value, after + i * stride, u);
+      result.y[u] = hn::MulAdd(value, q, result.y[u]);
+      if constexpr (kHasNext) reads[u] = hn::MulAdd(value, faded, reads[u]);
+    }
+  };
+  int64_t i = 0;
+  for (; i + 2 <= rows; i += 2) {
+    update_row(i, result.reads.even);
+    update_row(i + 1, result.reads.odd);
+  }
+  if (i < rows) update_row(i, result.reads.even);
+  return result;
+}
+
+// Columns [c, c + kVecs * kLanes) of a step; with kVecs == 1 the first `lanes` of them.
+template <int kVecs>
+HWY_INLINE void delta_columns(const DeltaStep& s, const DeltaTokenRows& token, int64_t rows, int64_t c, int64_t lanes) {
+  const DeltaColumns<kVecs> columns{lanes};
+  // 1. What the state has for k.
+  const DeltaReads<kVecs> reads = read_columns(columns, s.before + c, s.stride, token.faded, rows);
+
+  // 2. The correction.
+  Vec d[kVecs];
+  const Vec beta = set(*token.beta);
+  for (int u = 0; u < kVecs; ++u) {
+    const Vec read = hn::Add(reads.even[u], reads.odd[u]);
+    d[u] = hn::Mul(beta, hn::Sub(columns.at(s.v + c, u), read));
+    if (s.read != nullptr) columns.put(read, s.read + c, u);
+    if (s.d != nullptr) columns.put(d[u], s.d + c, u);
+  }
+
+  // 3. S, and y.
+  const DeltaUpdate<kVecs> update =
+      update_columns<kVecs, false>(columns, s.before + c, s.after + c, s.stride, token, d, nullptr, rows);
+  if (s.y == nullptr) return;
+  for (int u = 0; u < kVecs; ++u) columns.put(update.y[u], s.y + c, u);
+}
+
+// Calls columns(c, lanes) for blocks of kVecs vectors, and then of one or a part of one. `wide` is called for the
 // former.
-template <typename Wide, typename Narrow>
+template <int kVecs = 4, typename Wide, typename Narrow>
 HWY_INLINE void for_each_column_block(int64_t columns, Wide&& wide, Narrow&& narrow) {
   int64_t c = 0;
-  for (; c + 4 * kLanes <= columns; c += 4 * kLanes) wide(c);
+  for (; c + kVecs * kLanes <= columns; c += kVecs * kLanes) wide(c);
   for (; c < columns; c += kLanes) narrow(c, std::min(kLanes, columns - c));
 }
 
