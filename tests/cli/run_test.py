@@ -129,11 +129,16 @@ class Run(ProgramTest):
             plain, result = (json.loads(self.done(*run, *more).out) for more in ([], ["--speculate", "mtp"]))
             self.assertEqual(result["token_ids"], plain["token_ids"])
             self.assertLessEqual(result["accepted_tokens"], result["proposed_tokens"])
+            for ranks in (["--tp", "3"], ["--ep", "2"]):
+                plain, result = (json.loads(self.done(*run, *ranks, *more).out) for more in ([], ["--speculate", "mtp"]))
+                self.assertEqual(result["token_ids"], plain["token_ids"])
+                self.assertLessEqual(result["accepted_tokens"], result["proposed_tokens"])
 
     def test_speculation_that_cannot_be(self):
         self.refused(1, "llama has no head for multi-token prediction", "run", "-p", "Once", "--speculate", "mtp")
         self.refused(1, "llama has no head for multi-token prediction", "bench", "--speculate", "mtp")
-        self.refused(2, "(mtp) beside 2 ranks", "run", "-p", "Once", "--speculate", "mtp", "--tp", "2")
+        self.refused(1, "llama has no head for multi-token prediction", "run", "-p", "Once", "--speculate", "mtp",
+                     "--tp", "2")
         self.refused(2, "--draft-tokens is for --speculate", "run", "-p", "Once", "--draft-tokens", "3")
         self.refused(2, "draft_tokens is 99; expected 1 to 15", "run", "-p", "Once", "--speculate", "lookup",
                      "--draft-tokens", "99")

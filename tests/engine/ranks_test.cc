@@ -12,6 +12,9 @@
 
 #include "eadem/distributed/forked_ranks.h"
 #include "eadem/engine/llm.h"
+#include "eadem/engine/speculation/mtp_head.h"
+#include "eadem/engine/speculation/speculation_options.h"
+#include "eadem/models/mtp_model.h"
 #include "tests/engine/engine_helpers.h"
 #include "tests/engine/speculation/speculating_loop.h"
 #include "tests/support/refusal.h"
@@ -240,6 +243,94 @@ TEST(Ranks, ProposedTokensChangeNoToken) {
     EXPECT_GT(run.accepted, 10);
     EXPECT_GT(run.proposed, run.accepted);
     EXPECT_LT(run.steps, plain.steps);
+  }
+}
+
+// Runs requests side by side with what the head proposes, if there is one.
+SpeculatingRun run_with(InferEngine& engine, const std::vector<GenerationRequest>& requests, MtpHead* head) {
+  engine.reset_cache();
+  Scheduler scheduler(engine.limits());
+  SpeculatingRun run;
+  run.answers.resize(requests.size());
+  std::map<RequestId, size_t> index;
+  for (const GenerationRequest& request : requests) {
+    const size_t next = index.size();
+    index[scheduler.add(request)] = next;
+  }
+  while (!scheduler.is_idle()) {
+    std::vector<Proposal> proposals;
+    for (const Draftable& each : scheduler.draftable())
+      if (head != nullptr && each.most > 0)
+        proposals.push_back(
+            {.id = each.id, .tokens = each.tokens, .request = each.request, .depth = std::min<int64_t>(3, each.most)});
+    if (head != nullptr) head->propose(proposals);
+    for (const Proposal& each : proposals) scheduler.propose(each.id, each.drafts);
+    const std::span<const StepSequence> plan = scheduler.plan(engine.cache_contents());
+    const InferEngine::Output& output = engine.forward(plan);
+    if (head != nullptr) head->see(scheduler.planned(), plan, engine);
+    for (const StepEvent& event : scheduler.commit(output.output_ids, output.logprobs)) {
+      if (event.sampled) {
+        run.answers[index.at(event.id)].tokens.push_back(event.token);
+        run.answers[index.at(event.id)].logprobs.push_back(event.logprob);
+      }
+      if (event.state == RequestState::finished && head != nullptr) head->end(event.id);
+    }
+  }
+  run.proposed = scheduler.proposed_tokens();
+  return run;
+}
+
+// The model's own head is whole on rank 0, whatever the ranks divide; the others follow the model's steps alone. It
+// proposes what it would beside one rank, where that has the same hidden states: over ep.
+TEST(Ranks, AHeadProposesOnTheFirstOfThem) {
+  struct Row {
+    const char* model;
+    MeshAxis divide;
+    int ranks;
+  };
+  for (const Row& row : {Row{"deepseek_v3_mtp", MeshAxis::tp, 2},
+                         {"deepseek_v3_mtp", MeshAxis::ep, 2},
+                         {"glm4_moe_mtp", MeshAxis::tp, 3},
+                         {"qwen3_next_mtp", MeshAxis::tp, 2},
+                         {"qwen3_next_mtp", MeshAxis::ep, 2}}) {
+    SCOPED_TRACE(fmt::format("{} over {}", row.model, mesh_axis_name(row.divide)));
+    const models::Checkpoint checkpoint = models::open_checkpoint(golden(row.model));
+    const Make make = [&](const std::shared_ptr<Device>& device, EngineOptions options) {
+      options.divide = row.divide;
+      return from(golden(row.model))(device, options);
+    };
+    const auto head_beside = [&](const InferEngine& engine) {
+      EngineOptions options = accurate();
+      options.cache = StaticKVCacheConfig{.max_batch_size = 4, .max_cache_len = 64};
+      return std::make_unique<MtpHead>(
+          InferEngine::from_checkpoint(models::mtp_checkpoint(checkpoint), engine.device(), options), engine, 0.1);
+    };
+    const auto ranks = fork_ranks(row.ranks, make);
+    EngineOptions options = on(*ranks);
+    options.draft_tokens = 8;
+    const auto engine = make(one_thread(), options);
+    const int64_t vocab = engine->model().info().vocab;
+    const std::vector<GenerationRequest> requests = {
+        {.prompt = tokens_of(9, vocab, 1), .max_tokens = 30},
+        {.prompt = tokens_of(5, vocab, 2), .sampling = {.temperature = 0.8f, .seed = 3}, .max_tokens = 30}};
+    const SpeculatingRun plain = run_with(*engine, requests, nullptr);
+    const auto head = head_beside(*engine);
+    const SpeculatingRun run = run_with(*engine, requests, head.get());
+    expect_same_answers(run, plain, row.model);
+    EXPECT_GT(run.proposed, 0);
+    if (row.divide == MeshAxis::ep) {
+      EngineOptions alone = accurate();
+      alone.draft_tokens = 8;
+      const auto one = make(one_thread(), alone);
+      const auto its_head = head_beside(*one);
+      const SpeculatingRun expected = run_with(*one, requests, its_head.get());
+      expect_same_answers(run, expected, row.model);
+      EXPECT_EQ(run.proposed, expected.proposed);
+    }
+    // An LLM makes its own.
+    EXPECT_NE(make_speculator(SpeculationOptions::of("mtp", 4), checkpoint, *engine, io::Tokenizer::from_file(kStories),
+                              Logger(LogLevel::warning), {}),
+              nullptr);
   }
 }
 

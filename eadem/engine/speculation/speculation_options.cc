@@ -24,9 +24,7 @@ SpeculationOptions SpeculationOptions::of(std::string_view what, int64_t draft_t
 
 void SpeculationOptions::check(int num_ranks) const {
   if (proposer == Proposer::model && num_ranks > 1)
-    throw Unsupported("a draft model ({}) beside {} ranks; lookup works with them", model, num_ranks);
-  if (proposer == Proposer::mtp && num_ranks > 1)
-    throw Unsupported("a head for multi-token prediction (mtp) beside {} ranks; lookup works with them", num_ranks);
+    throw Unsupported("a draft model ({}) beside {} ranks; lookup and mtp work with them", model, num_ranks);
 }
 
 void require_same_tokens(const io::Tokenizer& model, const io::Tokenizer& draft) {
@@ -62,8 +60,11 @@ std::unique_ptr<InferEngine> open_draft(const SpeculationOptions& options, const
   return InferEngine::from_checkpoint(checkpoint, engine.device(), own, progress, log);
 }
 
-// Options of the engine of an MTP head, from those of the model's.
+// Options of the engine of an MTP head, from those of the model's. The head is one layer: rank 0, where the hidden
+// states are and where tokens are proposed, has all of it, and tells the other ranks what it proposes as part of a
+// step.
 EngineOptions head_options(EngineOptions options, int64_t batch, int64_t length) {
+  options.ranks = nullptr;
   options.draft_tokens = options.max_logit_rows = 0;
   options.cache = StaticKVCacheConfig{.max_batch_size = batch, .max_cache_len = length};
   return options;

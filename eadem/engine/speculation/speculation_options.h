@@ -30,7 +30,7 @@ struct SpeculationOptions {
   // range.
   static SpeculationOptions of(std::string_view what, int64_t draft_tokens = 8);
 
-  // Throws Unsupported for a draft model or an MTP head beside several ranks.
+  // Throws Unsupported for a draft model beside several ranks.
   void check(int num_ranks) const;
   // What EngineOptions::draft_tokens of the engine has to be.
   int64_t room() const { return proposer == Proposer::none ? 0 : draft_tokens; }
