@@ -12,7 +12,6 @@
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/models/family.h"
 #include "eadem/ops/parallel/expert_exchange.h"
-#include "eadem/ops/training/optimizer.h"
 
 namespace eadem::train {
 
@@ -103,7 +102,7 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
     if (std::find(environment.frozen.begin(), environment.frozen.end(), name) == environment.frozen.end())
       trained_.push_back(name);
   find_rounded();
-  compile_update();
+  make_optimizer();
 }
 
 double Trainer::find_balancing() const {
@@ -146,58 +145,21 @@ void Trainer::find_rounded() {
       rounded_.push_back(parameter.name);
 }
 
-void Trainer::compile_update() {
-  Graph graph;
-  const ValueId hyper = graph.add_input("hyper", TensorType(DType::f32, {8}));
-  const std::vector<std::string>& names = trained_;
-  std::vector<ValueId> gradients;
-  const auto state = [&](const std::string& name, const TensorType& type) {
-    states_[name] = allocate_tensor(*device_, type.dtype, type.bind({}));
-    device_->fill_zero(states_[name].view.data, states_[name].view.size_bytes());
-    return graph.add_state(name, type);
-  };
-  // The types say which gradients are parts, and which are sums that the ranks have yet to add.
-  const Graph& trained = training_->graph();
-  // By the axes, of tp and ep, over which a gradient is divided.
-  std::map<std::pair<bool, bool>, std::vector<ValueId>> divided;
-  std::vector<ValueId> whole;
-  for (const std::string& name : names) {
-    const TensorType& type = trained.value(*trained.find("grad." + name)).type;
-    gradients.push_back(state("grad." + name, type));
-    const auto is_part = [&](MeshAxis axis) { return type.over(axis).kind == Sharding::Kind::sharded; };
-    const std::pair axes{is_part(MeshAxis::tp), is_part(MeshAxis::ep)};
-    (axes.first || axes.second ? divided[axes] : whole).push_back(gradients.back());
+void Trainer::make_optimizer() {
+  std::vector<Optimizer::Gradient> gradients;
+  for (const std::string& name : trained_) {
+    const TensorType& type = training_->graph().value(*training_->graph().find("grad." + name)).type;
+    Tensor& values = gradients_[name] = allocate_tensor(*device_, type.dtype, type.bind({}));
+    device_->fill_zero(values.view.data, values.view.size_bytes());
+    training_->bind_state("grad." + name, values.view);
+    gradients.push_back({name, type, values.view});
   }
-  // The length of all is that of the whole ones and of the lengths of every rank's parts.
-  for (const auto& [axes, parts] : divided)
-    whole.push_back(graph.add1(std::make_shared<ops::GradNorm>(static_cast<int>(parts.size()), true), parts));
-  const ValueId norm = graph.add1(std::make_shared<ops::GradNorm>(static_cast<int>(whole.size())), whole);
-  graph.mark_output("norm", norm);
-  for (size_t i = 0; i < names.size(); ++i) {
-    const TensorType type = parameters_->type(names[i]);
-    const TensorType wide = type.with_dtype(DType::f32);
-    // f32 weights are their own master copies.
-    const bool rounded = type.dtype != DType::f32;
-    const ValueId master = rounded ? state("master." + names[i], wide) : graph.add_state("weight." + names[i], wide);
-    const ValueId m = state("m." + names[i], wide), v = state("v." + names[i], wide);
-    const ValueId weight = rounded ? graph.add_state("weight." + names[i], type) : pipeline::kNoValue;
-    graph.add(std::make_shared<ops::AdamW>(kernels::AdamWAttrs{.decay = type.rank() >= 2}),
-              {gradients[i], norm, hyper, master, m, v, weight});
-  }
-  update_ = std::make_unique<Program>(std::move(graph), Environment{.device = device_, .mesh = mesh_}, parameters_);
-  update_->require_complete();
-  const auto makes_norm = [&](const pipeline::Node& node) {
-    return std::find(node.outputs.begin(), node.outputs.end(), update_->output("norm")) != node.outputs.end();
-  };
-  const std::vector<pipeline::Node>& nodes = update_->graph().nodes();
-  norm_end_ = static_cast<size_t>(std::find_if(nodes.begin(), nodes.end(), makes_norm) - nodes.begin()) + 1;
-  for (const auto& [name, id] : update_->states()) {
-    constexpr std::string_view kWeight = "weight.";
-    const bool is_weight = name.starts_with(kWeight);
-    update_->bind_state(name,
-                        is_weight ? parameters_->layout(name.substr(kWeight.size()), nullptr) : states_.at(name).view);
-  }
-  for (const auto& [name, id] : training_->states()) training_->bind_state(name, states_.at(name).view);
+  optimizer_ = std::make_unique<Optimizer>(device_, mesh_, parameters_, gradients,
+                                           AdamWOptions{.beta1 = options_.beta1,
+                                                        .beta2 = options_.beta2,
+                                                        .eps = options_.eps,
+                                                        .weight_decay = options_.weight_decay,
+                                                        .max_grad_norm = options_.max_grad_norm});
 }
 
 void Trainer::load(const models::Checkpoint& checkpoint) {
@@ -212,19 +174,12 @@ void Trainer::load_random(uint64_t seed, double stddev) {
 
 void Trainer::load_param(const std::string& name, const TensorView& whole) {
   parameters_->load(name, whole, "load_param");
-  copy_weight_to_master(name);
+  optimizer_->copy_to_master(name);
 }
 
 // Masters begin as copies of the weights; a resumed run overwrites them with its saved values.
-void Trainer::copy_weight_to_master(const std::string& name) {
-  const auto master = states_.find("master." + name);
-  if (master == states_.end()) return;
-  const Tensor wide = converted_on_host(parameters_->to_host(name).view, DType::f32);
-  device_->copy_from_host(master->second.view.data, wide.view.data, wide.view.size_bytes());
-}
-
 void Trainer::copy_weights_to_masters() {
-  for (const std::string& name : parameters_->names()) copy_weight_to_master(name);
+  for (const std::string& name : trained_) optimizer_->copy_to_master(name);
 }
 
 std::vector<std::pair<std::string, Tensor>> Trainer::state_dict() const {
@@ -286,8 +241,7 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate, c
   const int64_t rank_tokens = most_tokens_of_ranks(batches);
   num_labels = summed_over_ranks(0, num_labels).second;
   if (num_labels == 0) throw InvalidArgument("no token of the step has a label");
-  for (const auto& [name, id] : training_->states())
-    device_->fill_zero(states_.at(name).view.data, states_.at(name).view.size_bytes());
+  for (const auto& [name, values] : gradients_) device_->fill_zero(values.view.data, values.view.size_bytes());
 
   double loss = 0, balance = 0;
   last_ = training_.get();
@@ -315,26 +269,13 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate, c
   if (balancing_ > 0) balance = summed_over_ranks(balance, 0).first / static_cast<double>(num_passes);
   loss += balancing_ * balance;
 
-  const auto t = static_cast<double>(num_steps_ + 1);
-  std::array<float, 8> hyper{};
-  hyper[kernels::kHyperLearningRate] = static_cast<float>(learning_rate);
-  hyper[kernels::kHyperBeta1] = static_cast<float>(options_.beta1);
-  hyper[kernels::kHyperBeta2] = static_cast<float>(options_.beta2);
-  hyper[kernels::kHyperEps] = static_cast<float>(options_.eps);
-  hyper[kernels::kHyperWeightDecay] = static_cast<float>(options_.weight_decay);
-  hyper[kernels::kHyperBiasCorrection1] = static_cast<float>(1 - std::pow(options_.beta1, t));
-  hyper[kernels::kHyperBiasCorrection2] = static_cast<float>(1 - std::pow(options_.beta2, t));
-  hyper[kernels::kHyperMaxNorm] = static_cast<float>(options_.max_grad_norm);
   if (!std::isfinite(loss))
     throw DataCorrupted("step {}: the loss is {}; the parameters are unchanged", num_steps_ + 1, loss);
   // The norm is computed first, alone: a gradient that is not finite must not reach the parameters.
-  update_->set_input(update_->input("hyper"), hyper.data(), sizeof(hyper));
-  update_->run_range(0, norm_end_, {}, observer);
-  float norm = 0;
-  update_->read(update_->output("norm"), &norm);
+  const float norm = optimizer_->sum_gradients(observer);
   if (!std::isfinite(norm))
     throw DataCorrupted("step {}: the gradient's norm is {}; the parameters are unchanged", num_steps_ + 1, norm);
-  update_->run_range(norm_end_, update_->graph().nodes().size(), {}, observer);
+  optimizer_->update(learning_rate, num_steps_ + 1, observer);
   ++num_steps_;
   parameters_->refresh_packed(trained_);
   return {loss, norm, balancing_ > 0 ? std::optional(balance) : std::nullopt};
@@ -397,30 +338,28 @@ std::vector<float> Trainer::last_token_losses() const {
 }
 
 Tensor Trainer::gradient(const std::string& parameter) const {
-  const auto found = states_.find("grad." + parameter);
-  if (found == states_.end()) throw NotFound("no parameter '{}' is trained", parameter);
+  const auto found = gradients_.find(parameter);
+  if (found == gradients_.end()) throw NotFound("no parameter '{}' is trained", parameter);
   return copy_to_host(*device_, found->second.view);
 }
 
 std::vector<std::pair<std::string, Tensor>> Trainer::optimizer_state() const {
   std::vector<std::pair<std::string, Tensor>> result;
-  for (const auto& [name, state] : states_)
-    if (!name.starts_with("grad.")) result.emplace_back(name, copy_to_host(*device_, state.view));
+  for (const std::string& name : optimizer_->state_names()) result.emplace_back(name, optimizer_->state(name));
   for (const std::string& name : rounded_) result.emplace_back("exact." + name, parameters_->to_host(name));
   return result;
 }
 
 void Trainer::check_optimizer_state(const io::WeightSource& source) const {
-  const auto check = [&](const std::string& name, const TensorView& own) {
-    const Tensor saved = source.get(name);
+  std::set<std::string> known;
+  const auto check = [&](const std::string& name) {
+    const Tensor saved = source.get(*known.insert(name).first);
+    const TensorView own(nullptr, DType::f32, parameters_->type(Optimizer::parameter_of(name)).bind({}));
     if (saved.dtype() != DType::f32 || !(saved.shape() == own.shape))
       throw InvalidArgument("{}: '{}' is {}; expected {}", source.path(), name, to_string(saved.view), to_string(own));
   };
-  std::set<std::string> known;
-  for (const auto& [name, state] : states_)
-    if (!name.starts_with("grad.")) check(*known.insert(name).first, state.view);
-  for (const std::string& name : rounded_)
-    check(*known.insert("exact." + name).first, parameters_->layout(name, nullptr));
+  for (const std::string& name : optimizer_->state_names()) check(name);
+  for (const std::string& name : rounded_) check("exact." + name);
   for (const io::WeightInfo& info : source.tensors())
     if (!known.contains(info.name))
       throw InvalidArgument("{}: '{}' is no state of a trainer with weights in {}", source.path(), info.name,
@@ -429,11 +368,7 @@ void Trainer::check_optimizer_state(const io::WeightSource& source) const {
 
 void Trainer::load_optimizer_state(const io::WeightSource& source, int64_t num_steps) {
   check_optimizer_state(source);
-  for (const auto& [name, state] : states_) {
-    if (name.starts_with("grad.")) continue;
-    const Tensor saved = source.get(name);
-    device_->copy_from_host(state.view.data, saved.view.data, saved.view.size_bytes());
-  }
+  for (const std::string& name : optimizer_->state_names()) optimizer_->set_state(name, source.get(name).view);
   for (const std::string& name : rounded_) {
     const Tensor saved = source.get("exact." + name);
     device_->copy_from_host(parameters_->layout(name, nullptr).data, saved.view.data, saved.view.size_bytes());

@@ -8,8 +8,9 @@
 //
 // On a mesh there is one trainer per rank, each used by its own thread or process, and all call the same methods in the
 // same order. Over tp they divide the weights; batches are the same. Over dp each has batches of its own, and a step is
-// one over the batches of all: losses, labels and gradients are summed in the order of the ranks. Over ep it is so too,
-// but that they divide the experts, whose gradients come from the tokens of all: there all ranks run as many passes.
+// one over the batches of all: losses, labels and gradients are summed in the order of the ranks. The ranks of dp
+// divide the optimizer's states (optimizer.h). Over ep batches are each rank's own, too, but that they divide the
+// experts, whose gradients come from the tokens of all: there all ranks run as many passes.
 //
 // One thread at a time may use a trainer.
 #pragma once
@@ -24,6 +25,7 @@
 #include "eadem/models/auto_model.h"
 #include "eadem/models/graphs.h"
 #include "eadem/pipeline/program.h"
+#include "eadem/train/optimizer.h"
 #include "eadem/train/token_data.h"
 
 namespace eadem::train {
@@ -90,6 +92,8 @@ class Trainer {
   void require_all_loaded() const { parameters_->require_all_loaded("the trainer"); }
 
   int64_t num_steps() const { return num_steps_; }
+  // Bytes of the optimizer's states that this rank keeps.
+  int64_t state_bytes() const { return optimizer_->state_bytes(); }
   int64_t num_parameters() const { return parameters_->num_parameters(); }
   std::vector<std::string> parameter_names() const { return parameters_->names(); }
   const std::vector<std::string>& trained_names() const { return trained_; }
@@ -98,7 +102,8 @@ class Trainer {
   Tensor gradient(const std::string& parameter) const;
 
   // Everything that a resumed run needs to continue bit for bit: "master.", "m.", "v." + parameter name, f32, and
-  // "exact." + the name of each parameter that a checkpoint's tensors give with a rounding (norms of 1 + w).
+  // "exact." + the name of each parameter that a checkpoint's tensors give with a rounding (norms of 1 + w). This
+  // rank's parts over tp and ep; all ranks of dp call it together.
   std::vector<std::pair<std::string, Tensor>> optimizer_state() const;
   // Throws NotFound or InvalidArgument, naming the tensor, unless `source` holds all tensors of optimizer_state().
   void check_optimizer_state(const io::WeightSource& source) const;
@@ -116,8 +121,7 @@ class Trainer {
   // The parameters that match options_.frozen.
   std::vector<std::string> find_frozen() const;
   void find_rounded();
-  void compile_update();
-  void copy_weight_to_master(const std::string& name);
+  void make_optimizer();
   void copy_weights_to_masters();
   // The coefficient of the load-balancing loss.
   double find_balancing() const;
@@ -134,13 +138,13 @@ class Trainer {
   Mesh mesh_;
   modules::AutoHardwareConfig hardware_;
   std::shared_ptr<pipeline::ParameterStore> parameters_;
-  std::unique_ptr<pipeline::Program> training_, evaluation_, update_;
+  std::unique_ptr<pipeline::Program> training_, evaluation_;
   const pipeline::Program* last_ = nullptr;
   std::vector<std::string> trained_;
-  std::vector<std::string> rounded_;      // trained f32 parameters that a checkpoint does not hold to the bit
-  double balancing_ = 0;                  // coefficient of the load-balancing loss
-  size_t norm_end_ = 0;                   // nodes of the update up to the gradient's norm
-  std::map<std::string, Tensor> states_;  // "grad.", "master.", "m.", "v." + trained_ name; on the device
+  std::vector<std::string> rounded_;         // trained f32 parameters that a checkpoint does not hold to the bit
+  double balancing_ = 0;                     // coefficient of the load-balancing loss
+  std::map<std::string, Tensor> gradients_;  // of trained_; on the device
+  std::unique_ptr<Optimizer> optimizer_;
   int64_t num_steps_ = 0;
 };
 
