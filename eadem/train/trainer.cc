@@ -12,6 +12,7 @@
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/models/family.h"
 #include "eadem/ops/parallel/expert_exchange.h"
+#include "eadem/train/rank_values.h"
 
 namespace eadem::train {
 
@@ -188,6 +189,28 @@ std::vector<std::pair<std::string, Tensor>> Trainer::state_dict() const {
   return result;
 }
 
+std::vector<std::pair<std::string, Tensor>> Trainer::whole_state_dict() const {
+  std::vector<std::pair<std::string, Tensor>> result;
+  if (mesh_.rank(MeshAxis::dp) != 0) return result;  // it has what the first has
+  for (const std::string& name : parameters_->names())
+    if (Tensor whole = joined(name, parameters_->to_host(name)); whole.defined())
+      result.emplace_back(name, std::move(whole));
+  return result;
+}
+
+Tensor Trainer::joined(const std::string& parameter, const Tensor& part) const {
+  Tensor result = part;
+  // A part was cut over ep first. Ranks that are not the first along an axis have nothing to join along the next.
+  for (MeshAxis axis : {MeshAxis::tp, MeshAxis::ep}) {
+    const Sharding sharding = parameters_->type(parameter).over(axis);
+    if (sharding.kind == Sharding::Kind::sharded && mesh_.size(axis) > 1)
+      result =
+          join_parts(*device_, mesh_, axis, result, sharding.axis, parameters_->whole_shape(parameter)[sharding.axis]);
+    if (mesh_.rank(axis) != 0) return {};
+  }
+  return result;
+}
+
 void Trainer::check(const Batch& batch) const {
   const auto tokens = static_cast<int64_t>(batch.token_ids.size());
   if (tokens < 1 || tokens > options_.batch_tokens)
@@ -281,21 +304,10 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate, c
   return {loss, norm, balancing_ > 0 ? std::optional(balance) : std::nullopt};
 }
 
-std::vector<int64_t> Trainer::gathered(std::span<const int64_t> values, MeshAxis axis) const {
-  const int64_t ranks = mesh_.size(axis), count = std::ssize(values);
-  if (ranks == 1) return {values.begin(), values.end()};
-  std::vector<int64_t> all(static_cast<size_t>(ranks * count));
-  const Tensor part = allocate_tensor(*device_, DType::i64, Shape{count});
-  const Tensor parts = allocate_tensor(*device_, DType::i64, Shape{ranks, count});
-  device_->copy_from_host(part.view.data, values.data(), part.view.size_bytes());
-  mesh_.along(axis).all_gather(*device_, parts.view, part.view);
-  device_->copy_to_host(all.data(), parts.view.data, parts.view.size_bytes());
-  return all;
-}
-
 std::pair<double, int64_t> Trainer::summed_over_ranks(double loss, int64_t count) const {
   for (MeshAxis axis : {MeshAxis::ep, MeshAxis::dp}) {
-    const std::vector<int64_t> all = gathered(std::array{std::bit_cast<int64_t>(loss), count}, axis);
+    const std::vector<int64_t> all =
+        gather_values(*device_, mesh_, axis, std::array{std::bit_cast<int64_t>(loss), count});
     loss = 0;
     count = 0;
     for (size_t i = 0; i < all.size(); i += 2) {
@@ -309,7 +321,8 @@ std::pair<double, int64_t> Trainer::summed_over_ranks(double loss, int64_t count
 int64_t Trainer::most_tokens_of_ranks(std::span<const Batch> batches) const {
   int64_t most = 0;
   for (const Batch& batch : batches) most = std::max(most, std::ssize(batch.token_ids));
-  const std::vector<int64_t> all = gathered(std::array{std::ssize(batches), most}, MeshAxis::ep);
+  const std::vector<int64_t> all =
+      gather_values(*device_, mesh_, MeshAxis::ep, std::array<int64_t, 2>{std::ssize(batches), most});
   for (size_t i = 0; i < all.size(); i += 2) {
     if (all[i] != all[0])
       throw InvalidArgument("rank {} of ep has {} batches, rank 0 has {}; experts need the tokens of all", i / 2,
@@ -350,16 +363,30 @@ std::vector<std::pair<std::string, Tensor>> Trainer::optimizer_state() const {
   return result;
 }
 
+std::vector<std::pair<std::string, Shape>> Trainer::optimizer_state_shapes() const {
+  std::vector<std::pair<std::string, Shape>> result;
+  const auto add = [&](const std::string& name) {
+    result.emplace_back(name, parameters_->whole_shape(Optimizer::parameter_of(name)));
+  };
+  for (const std::string& name : optimizer_->state_names()) add(name);
+  for (const std::string& name : rounded_) add("exact." + name);
+  return result;
+}
+
+Tensor Trainer::whole_optimizer_state(const std::string& name) const {
+  const std::string parameter = Optimizer::parameter_of(name);
+  const Tensor part = name.starts_with("exact.") ? parameters_->to_host(parameter) : optimizer_->state(name);
+  return mesh_.rank(MeshAxis::dp) == 0 ? joined(parameter, part) : Tensor();
+}
+
 void Trainer::check_optimizer_state(const io::WeightSource& source) const {
   std::set<std::string> known;
-  const auto check = [&](const std::string& name) {
+  for (const auto& [name, shape] : optimizer_state_shapes()) {
     const Tensor saved = source.get(*known.insert(name).first);
-    const TensorView own(nullptr, DType::f32, parameters_->type(Optimizer::parameter_of(name)).bind({}));
-    if (saved.dtype() != DType::f32 || !(saved.shape() == own.shape))
-      throw InvalidArgument("{}: '{}' is {}; expected {}", source.path(), name, to_string(saved.view), to_string(own));
-  };
-  for (const std::string& name : optimizer_->state_names()) check(name);
-  for (const std::string& name : rounded_) check("exact." + name);
+    if (saved.dtype() != DType::f32 || !(saved.shape() == shape))
+      throw InvalidArgument("{}: '{}' is {}; expected {}", source.path(), name, to_string(saved.view),
+                            to_string(TensorView(nullptr, DType::f32, shape)));
+  }
   for (const io::WeightInfo& info : source.tensors())
     if (!known.contains(info.name))
       throw InvalidArgument("{}: '{}' is no state of a trainer with weights in {}", source.path(), info.name,
@@ -368,10 +395,14 @@ void Trainer::check_optimizer_state(const io::WeightSource& source) const {
 
 void Trainer::load_optimizer_state(const io::WeightSource& source, int64_t num_steps) {
   check_optimizer_state(source);
-  for (const std::string& name : optimizer_->state_names()) optimizer_->set_state(name, source.get(name).view);
-  for (const std::string& name : rounded_) {
-    const Tensor saved = source.get("exact." + name);
-    device_->copy_from_host(parameters_->layout(name, nullptr).data, saved.view.data, saved.view.size_bytes());
+  for (const auto& [name, shape] : optimizer_state_shapes()) {
+    const std::string parameter = Optimizer::parameter_of(name);
+    const Tensor part = parameters_->part_of_whole(parameter, source.get(name));
+    if (name.starts_with("exact."))
+      device_->copy_from_host(parameters_->layout(parameter, nullptr).data, part.view.data, part.view.size_bytes());
+    else
+      optimizer_->set_state(name, part.view);
+    source.release(name);
   }
   num_steps_ = num_steps;
 }

@@ -74,6 +74,8 @@ class Trainer {
   void load_param(const std::string& name, const TensorView& whole);
   // Copies this rank's parts of the weights that the passes read to the host, in their dtype.
   std::vector<std::pair<std::string, Tensor>> state_dict() const;
+  // The whole weights on the first rank of the mesh, none on the others; all ranks call it together.
+  std::vector<std::pair<std::string, Tensor>> whole_state_dict() const;
 
   // Runs one optimizer step over the passes of `batches` (gradient accumulation). The loss is the mean over all their
   // labelled tokens, with the coefficient times the mean of their load-balancing losses where that is not 0. Throws
@@ -105,12 +107,18 @@ class Trainer {
   // "exact." + the name of each parameter that a checkpoint's tensors give with a rounding (norms of 1 + w). This
   // rank's parts over tp and ep; all ranks of dp call it together.
   std::vector<std::pair<std::string, Tensor>> optimizer_state() const;
-  // Throws NotFound or InvalidArgument, naming the tensor, unless `source` holds all tensors of optimizer_state().
+  // Of each of these tensors the name and the shape over all ranks, in the order of a checkpoint.
+  std::vector<std::pair<std::string, Shape>> optimizer_state_shapes() const;
+  // One of them, whole, on the first rank of the mesh, undefined on the others; all ranks call it together.
+  Tensor whole_optimizer_state(const std::string& name) const;
+  // Throws NotFound or InvalidArgument, naming the tensor, unless `source` holds exactly the whole tensors.
   void check_optimizer_state(const io::WeightSource& source) const;
-  // Throws as check_optimizer_state does; nothing has changed then.
+  // Takes this rank's parts of the whole tensors. Throws as check_optimizer_state does; nothing has changed then.
   void load_optimizer_state(const io::WeightSource& source, int64_t num_steps);
 
   const models::Model& model() const { return *model_; }
+  const Mesh& mesh() const { return mesh_; }
+  Device& device() const { return *device_; }
   // The compiled program, for `explain`.
   const pipeline::Program& training_program() const { return *training_; }
 
@@ -125,8 +133,8 @@ class Trainer {
   void copy_weights_to_masters();
   // The coefficient of the load-balancing loss.
   double find_balancing() const;
-  // `values` of all ranks of an axis, in their order.
-  std::vector<int64_t> gathered(std::span<const int64_t> values, MeshAxis axis) const;
+  // Joins the parts over tp and ep of a tensor that has the division of a parameter. As whole_optimizer_state().
+  Tensor joined(const std::string& parameter, const Tensor& part) const;
   // Sums of a step's losses, and of what they are divided by, over the ranks of dp and ep.
   std::pair<double, int64_t> summed_over_ranks(double loss, int64_t count) const;
   // The most tokens of a pass on any rank of ep. Throws InvalidArgument unless all of them run as many passes.

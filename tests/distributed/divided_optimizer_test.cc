@@ -37,8 +37,7 @@ struct WholeAdamW {
     master = converted_on_host(start.view, DType::f32);
     m = Tensor::on_host(DType::f32, start.shape());
     v = Tensor::on_host(DType::f32, start.shape());
-    for (const Tensor* zero : {&m, &v})
-      std::memset(zero->view.data, 0, static_cast<size_t>(zero->view.size_bytes()));
+    for (const Tensor* zero : {&m, &v}) std::memset(zero->view.data, 0, static_cast<size_t>(zero->view.size_bytes()));
   }
   void step(const std::shared_ptr<Device>& device, const Tensor& gradient, double norm, int step,
             const train::TrainerOptions& options) {
@@ -54,8 +53,7 @@ struct WholeAdamW {
     graph.add(std::make_shared<ops::AdamW>(kernels::AdamWAttrs{.decay = weight.shape().rank() >= 2}),
               {state("grad", gradient), norm_input, hyper_input, state("master", rounded ? master : weight),
                state("m", m), state("v", v), rounded ? state("weight", weight) : pipeline::kNoValue});
-    pipeline::Program program(std::move(graph), {.device = device},
-                              std::make_shared<pipeline::ParameterStore>(device));
+    pipeline::Program program(std::move(graph), {.device = device}, std::make_shared<pipeline::ParameterStore>(device));
     const auto bind = [&](const char* name, const Tensor& values) { program.bind_state(name, values.view); };
     bind("grad", gradient);
     bind("master", rounded ? master : weight);
@@ -195,8 +193,8 @@ TEST(DividedOptimizer, FewerElementsThanRanks) {
   const auto model = SmallModel{.bias = false}.make();
   run_mesh({.dp = 3}, [&](const Mesh& mesh) {
     const auto device = open_device("cpu", {.num_threads = 1});
-    Trainer trainer(model, device, {.batch_tokens = 64, .frozen = {"*_proj.*", "*embed*", "lm_head*", "model.layers.*"}},
-                    mesh);
+    Trainer trainer(model, device,
+                    {.batch_tokens = 64, .frozen = {"*_proj.*", "*embed*", "lm_head*", "model.layers.*"}}, mesh);
     ASSERT_EQ(trainer.trained_names(), std::vector<std::string>{"model.norm.weight"});
     trainer.load_random(7, 0.15);
     const auto weight = [&] {
