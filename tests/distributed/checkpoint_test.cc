@@ -59,9 +59,7 @@ void expect_same_files(const std::string& a, const std::string& b) {
     EXPECT_TRUE(content(a, file) == content(b, file)) << file;
 }
 
-std::string name_of(const MeshShape& shape) {
-  return fmt::format("dp{}tp{}ep{}", shape.dp, shape.tp, shape.ep);
-}
+std::string name_of(const MeshShape& shape) { return fmt::format("dp{}tp{}ep{}", shape.dp, shape.tp, shape.ep); }
 
 // Each mesh trains two steps and writes; every mesh reads that and writes it again, with the same bytes.
 void compare_meshes(const models::Model& model, const std::vector<MeshShape>& shapes, DType weights,
