@@ -52,8 +52,7 @@ Mesh ForkedMesh::join(int rank, const std::shared_ptr<Communicator>& all) const 
   for (MeshAxis axis : kMeshAxes) {
     if (shape_[axis] == 1) continue;
     communicators[static_cast<size_t>(axis)] =
-        shape_[axis] == shape_.num_ranks() ? all
-                                           : groups_.at({axis, group_of(shape_, place, axis)})->join(place[axis]);
+        shape_[axis] == shape_.num_ranks() ? all : groups_.at({axis, group_of(shape_, place, axis)})->join(place[axis]);
   }
   return Mesh(std::move(communicators));
 }

@@ -152,6 +152,14 @@ void write_model(const Trainer& trainer, const Companions& companions, const std
       trainer, directory, [&] { write_weights(trainer, weights, companions, directory); }, [] {});
 }
 
+void replace_model(const Trainer& trainer, const Companions& companions, const std::string& directory) {
+  trainer.require_all_loaded();
+  const Weights weights = trainer.whole_state_dict();
+  const auto fill = [&](const std::string& folder) { write_weights(trainer, weights, companions, folder); };
+  on_first_rank(
+      trainer, directory, [&] { write_directory(directory, fill); }, [] {});
+}
+
 void write_checkpoint(const Trainer& trainer, const RunState& state, const Companions& companions,
                       const std::string& directory) {
   trainer.require_all_loaded();
@@ -183,7 +191,7 @@ void write_checkpoint(const Trainer& trainer, const RunState& state, const Compa
 
 void save_checkpoint(const Trainer& trainer, const RunState& state, const Companions& companions,
                      const std::string& root, int64_t keep) {
-  write_checkpoint(trainer, state, companions, (fs::path(root) / fmt::format("{}{:08}", kPrefix, state.step)).string());
+  write_checkpoint(trainer, state, companions, checkpoint_directory(root, state.step));
   if (!is_first_rank(trainer.mesh())) return;
   std::vector<std::string> all = list_checkpoints(root);
   std::error_code ignored;
@@ -247,6 +255,10 @@ void load_checkpoint(Trainer& trainer, const std::string& directory, const RunSt
   if (!fits) throw InvalidArgument("'{}' cannot be loaded by another rank; this one has not changed", directory);
   trainer.load(checkpoint);
   trainer.load_optimizer_state(*optimizer, state.step);
+}
+
+std::string checkpoint_directory(const std::string& root, int64_t step) {
+  return (fs::path(root) / fmt::format("{}{:08}", kPrefix, step)).string();
 }
 
 std::vector<std::string> list_checkpoints(const std::string& root) {

@@ -46,6 +46,9 @@ void write_directory(const std::string& directory, const std::function<void(cons
 // Throws NotFound while a parameter is not set, and IoError, on ranks other than the first too.
 void write_model(const Trainer& trainer, const Companions& companions, const std::string& directory);
 
+// Writes that directory as a whole (write_directory).
+void replace_model(const Trainer& trainer, const Companions& companions, const std::string& directory);
+
 // Writes a model, optimizer.safetensors and trainer.json as the directory `directory`. A checkpoint there is replaced;
 // anything else there throws InvalidArgument.
 void write_checkpoint(const Trainer& trainer, const RunState& state, const Companions& companions,
@@ -61,6 +64,8 @@ RunState verify_checkpoint(const std::string& directory);
 // naming file and value, when it belongs to another model or holds weights of another dtype; nothing has changed then.
 void load_checkpoint(Trainer& trainer, const std::string& directory, const RunState& state);
 
+// Where the checkpoint of a step is.
+std::string checkpoint_directory(const std::string& root, int64_t step);
 // The checkpoints below `root`, complete or damaged, oldest first.
 std::vector<std::string> list_checkpoints(const std::string& root);
 

@@ -35,7 +35,11 @@ std::vector<float> along(const Mesh& mesh, MeshAxis axis, int rank) {
 }
 
 TEST(ForkedMesh, RanksMeetAlongEachAxis) {
-  for (const MeshShape& shape : {MeshShape{}, {.dp = 2}, {.tp = 3}, {.dp = 2, .tp = 2}, {.dp = 2, .tp = 3, .pp = 1},
+  for (const MeshShape& shape : {MeshShape{},
+                                 {.dp = 2},
+                                 {.tp = 3},
+                                 {.dp = 2, .tp = 2},
+                                 {.dp = 2, .tp = 3, .pp = 1},
                                  {.dp = 2, .tp = 1, .pp = 2, .ep = 2}}) {
     SCOPED_TRACE(fmt::format("dp {} tp {} pp {} ep {}", shape.dp, shape.tp, shape.pp, shape.ep));
     const int ranks = shape.num_ranks();
