@@ -64,7 +64,8 @@ int train(CommandLine command_line) {
       "recipes.");
   arguments.example("eadem train assets/stories/recipe.toml", "the bundled model, from scratch");
   arguments.example("eadem train recipe.toml --resume", "after Ctrl-C or a crash");
-  arguments.example("eadem train recipe.toml --dp 2", "two processes, each with half of the passes of a step");
+  arguments.example("eadem train recipe.toml --dp 2 --resume",
+                    "the same on two processes, each with half of the passes of a step");
   if (!arguments.parse(command_line)) return kOk;
   options.check_training_ranks();
 
