@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 
 #include "eadem/ops/training/optimizer.h"
+#include "eadem/train/rank_values.h"
 
 namespace eadem::train {
 
@@ -15,6 +17,15 @@ using pipeline::StepObserver;
 using pipeline::ValueId;
 
 namespace {
+
+// The ranks of one stage of pp. `mesh` keeps their communicators.
+Mesh stage_of(const Mesh& mesh) {
+  std::array<std::shared_ptr<Communicator>, kNumMeshAxes> axes;
+  for (MeshAxis axis : {MeshAxis::dp, MeshAxis::tp, MeshAxis::ep})
+    if (mesh.size(axis) > 1)
+      axes[static_cast<size_t>(axis)] = std::shared_ptr<Communicator>(std::shared_ptr<const void>(), &mesh.along(axis));
+  return Mesh(std::move(axes));
+}
 
 TensorView elements_of(const TensorView& values, const PartRange& range) {
   auto* first = static_cast<std::byte*>(values.data) + range.begin * static_cast<int64_t>(dtype_size(values.dtype));
@@ -60,6 +71,7 @@ Optimizer::Optimizer(std::shared_ptr<Device> device, const Mesh& mesh,
 }
 
 void Optimizer::compile_norm(std::span<const Gradient> gradients) {
+  if (gradients.empty()) return;
   Graph graph;
   // By the axes, of tp and ep, over which a gradient is divided.
   std::map<std::pair<bool, bool>, std::vector<ValueId>> divided;
@@ -74,8 +86,8 @@ void Optimizer::compile_norm(std::span<const Gradient> gradients) {
   for (const auto& [axes, parts] : divided)
     whole.push_back(graph.add1(std::make_shared<ops::GradNorm>(static_cast<int>(parts.size()), true), parts));
   graph.mark_output("norm", graph.add1(std::make_shared<ops::GradNorm>(static_cast<int>(whole.size())), whole));
-  norm_ =
-      std::make_unique<Program>(std::move(graph), pipeline::Environment{.device = device_, .mesh = mesh_}, parameters_);
+  norm_ = std::make_unique<Program>(std::move(graph), pipeline::Environment{.device = device_, .mesh = stage_of(mesh_)},
+                                    parameters_);
   norm_->require_complete();
   for (const Gradient& gradient : gradients) norm_->bind_state("grad." + gradient.parameter, gradient.values);
 }
@@ -120,9 +132,21 @@ TensorView Optimizer::weight_of(const StatePart& part) const {
 }
 
 float Optimizer::sum_gradients(const StepObserver* observer) {
-  norm_->run({}, observer);
   float norm = 0;
-  norm_->read(norm_->output("norm"), &norm);
+  if (norm_ != nullptr) {
+    norm_->run({}, observer);
+    norm_->read(norm_->output("norm"), &norm);
+  }
+  if (mesh_.size(MeshAxis::pp) == 1) return norm;
+  const auto own = std::bit_cast<int64_t>(static_cast<double>(norm));
+  double squares = 0;
+  for (const int64_t bits : gather_values(*device_, mesh_, MeshAxis::pp, {&own, 1})) {
+    const auto length = std::bit_cast<double>(bits);
+    squares += length * length;
+  }
+  norm = static_cast<float>(std::sqrt(squares));
+  // Where the update reads it.
+  if (norm_ != nullptr) device_->copy_from_host(norm_->view(norm_->output("norm")).data, &norm, sizeof norm);
   return norm;
 }
 

@@ -60,8 +60,6 @@ const Encoding* products_from_name(std::string_view name) {
 Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device,
                  const TrainerOptions& options, const Mesh& mesh)
     : model_(std::move(model)), device_(std::move(device)), options_(options), mesh_(mesh) {
-  if (mesh_.size(MeshAxis::pp) > 1)
-    throw Unsupported("a trainer on {} ranks of pp; expected a mesh of dp, tp and ep", mesh_.size(MeshAxis::pp));
   if (options.weights != DType::f32 && options.weights != DType::bf16)
     throw InvalidArgument("weights of {} cannot be trained; expected f32 or bf16", dtype_name(options.weights));
   check_options(options);
@@ -76,6 +74,13 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   parameters_ = std::make_shared<pipeline::ParameterStore>(device_, mesh_);
 
   balancing_ = find_balancing();
+  compile_programs();
+  find_rounded();
+  list_parameters();
+  make_optimizer();
+}
+
+void Trainer::compile_programs() {
   const auto build = [&](bool balancing) {
     return models::build_training_graph(*model_, {.device = device_.get(),
                                                   .hardware = &hardware_,
@@ -87,23 +92,23 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
         .graph;
   };
   Environment environment{.device = device_, .mesh = mesh_};
-  environment.disabled_fusions = options.disabled_fusions;
-  environment.bounds[Symbol::tokens] = options.batch_tokens;
-  environment.bounds[Symbol::sequences] = options.batch_tokens;
-  environment.bounds[ops::rank_tokens()] = options.batch_tokens;
+  environment.disabled_fusions = options_.disabled_fusions;
+  environment.bounds[Symbol::tokens] = options_.batch_tokens;
+  environment.bounds[Symbol::sequences] = options_.batch_tokens;
+  environment.bounds[ops::rank_tokens()] = options_.batch_tokens;
   environment.mode = Mode::training;
   environment.seeds_come_first = true;
   environment.frozen = find_frozen();
-  training_ = std::make_unique<Program>(build(balancing_ > 0), environment, parameters_);
-  training_->require_complete();
+  for (int pass = 0; pass < mesh_.size(MeshAxis::pp); ++pass) {
+    training_.push_back(std::make_unique<Program>(build(balancing_ > 0), environment, parameters_));
+    training_.back()->require_complete();
+  }
   environment.mode = Mode::inference;
   evaluation_ = std::make_unique<Program>(build(false), environment, parameters_);
   evaluation_->require_complete();
   for (const std::string& name : parameters_->names())
     if (std::find(environment.frozen.begin(), environment.frozen.end(), name) == environment.frozen.end())
       trained_.push_back(name);
-  find_rounded();
-  make_optimizer();
 }
 
 double Trainer::find_balancing() const {
@@ -112,6 +117,9 @@ double Trainer::find_balancing() const {
   if (coef > 0 && config != nullptr && (config->family().router_aux_loss_coef == 0 || config->num_experts == 0))
     throw Unsupported("router_aux_loss_coef is {}; this model of type {} has no load-balancing loss", coef,
                       config->model_type);
+  if (coef > 0 && mesh_.size(MeshAxis::pp) > 1)
+    throw Unsupported("router_aux_loss_coef is {}; {} stages of pp have no load-balancing loss, which is of all layers",
+                      coef, mesh_.size(MeshAxis::pp));
   return coef;
 }
 
@@ -146,13 +154,43 @@ void Trainer::find_rounded() {
       rounded_.push_back(parameter.name);
 }
 
+void Trainer::list_parameters() {
+  const auto contains = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  const auto add = [&](const std::string& name) {
+    whole_parameters_[name] = {parameters_->whole_shape(name), parameters_->type(name).dtype, contains(trained_, name),
+                               contains(rounded_, name), mesh_.rank(MeshAxis::pp)};
+  };
+  const int stages = mesh_.size(MeshAxis::pp);
+  if (stages == 1) {
+    for (const std::string& name : parameters_->names()) add(name);
+    return;
+  }
+  const std::vector<models::ParameterInfo> all = model_->parameters();
+  std::vector<int64_t> own;  // of each, what its stage knows; -1: it is another stage's
+  for (const models::ParameterInfo& parameter : all) {
+    const std::string& name = parameter.name;
+    own.push_back(!parameters_->contains(name) ? -1
+                                               : static_cast<int64_t>(parameters_->type(name).dtype) * 4 +
+                                                     contains(trained_, name) * 2 + contains(rounded_, name));
+  }
+  const std::vector<int64_t> known = gather_values(*device_, mesh_, MeshAxis::pp, own);
+  for (size_t i = 0; i < all.size(); ++i)
+    for (int stage = 0; stage < stages; ++stage)
+      if (const int64_t value = known[static_cast<size_t>(stage) * all.size() + i]; value >= 0)
+        whole_parameters_.try_emplace(all[i].name, WholeParameter{all[i].shape, static_cast<DType>(value / 4),
+                                                                  value / 2 % 2 == 1, value % 2 == 1, stage});
+}
+
 void Trainer::make_optimizer() {
   std::vector<Optimizer::Gradient> gradients;
   for (const std::string& name : trained_) {
-    const TensorType& type = training_->graph().value(*training_->graph().find("grad." + name)).type;
+    const Graph& graph = training_[0]->graph();
+    const TensorType& type = graph.value(*graph.find("grad." + name)).type;
     Tensor& values = gradients_[name] = allocate_tensor(*device_, type.dtype, type.bind({}));
     device_->fill_zero(values.view.data, values.view.size_bytes());
-    training_->bind_state("grad." + name, values.view);
+    for (const auto& program : training_) program->bind_state("grad." + name, values.view);
     gradients.push_back({name, type, values.view});
   }
   optimizer_ = std::make_unique<Optimizer>(device_, mesh_, parameters_, gradients,
@@ -164,7 +202,7 @@ void Trainer::make_optimizer() {
 }
 
 void Trainer::load(const models::Checkpoint& checkpoint) {
-  models::load_weights(*parameters_, checkpoint);
+  models::load_weights(*parameters_, checkpoint, {}, {.one_stage = mesh_.size(MeshAxis::pp) > 1});
   copy_weights_to_masters();
 }
 
@@ -192,10 +230,28 @@ std::vector<std::pair<std::string, Tensor>> Trainer::state_dict() const {
 std::vector<std::pair<std::string, Tensor>> Trainer::whole_state_dict() const {
   std::vector<std::pair<std::string, Tensor>> result;
   if (mesh_.rank(MeshAxis::dp) != 0) return result;  // it has what the first has
-  for (const std::string& name : parameters_->names())
-    if (Tensor whole = joined(name, parameters_->to_host(name)); whole.defined())
+  for (const auto& [name, parameter] : whole_parameters_) {
+    const Tensor own = is_here(parameter) ? joined(name, parameters_->to_host(name)) : Tensor();
+    if (Tensor whole = from_stage(parameter.stage, own, parameter.dtype, parameter.shape); whole.defined())
       result.emplace_back(name, std::move(whole));
+  }
   return result;
+}
+
+Tensor Trainer::from_stage(int stage, const Tensor& own, DType dtype, const Shape& shape) const {
+  // Stages are those of the first ranks along the other axes.
+  for (MeshAxis axis : {MeshAxis::dp, MeshAxis::tp, MeshAxis::ep})
+    if (mesh_.rank(axis) != 0) return {};
+  const int here = mesh_.rank(MeshAxis::pp);
+  if (stage == 0) return here == 0 ? own : Tensor();
+  if (here != 0 && here != stage) return {};
+  const Tensor sent = here == stage ? copy_to_device(device_, own.view) : allocate_tensor(*device_, dtype, shape);
+  if (here == stage) {
+    mesh_.along(MeshAxis::pp).send(*device_, sent.view, 0);
+    return {};
+  }
+  mesh_.along(MeshAxis::pp).recv(*device_, sent.view, stage);
+  return copy_to_host(*device_, sent.view);
 }
 
 Tensor Trainer::joined(const std::string& parameter, const Tensor& part) const {
@@ -267,26 +323,15 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate, c
   for (const auto& [name, values] : gradients_) device_->fill_zero(values.view.data, values.view.size_bytes());
 
   double loss = 0, balance = 0;
-  last_ = training_.get();
   const int64_t num_passes = balancing_ > 0 ? summed_over_ranks(0, static_cast<int64_t>(batches.size())).second : 1;
   const auto balance_seed = static_cast<float>(balancing_ / static_cast<double>(num_passes));
   const std::vector<float> seeds(static_cast<size_t>(options_.batch_tokens),
                                  static_cast<float>(1.0 / static_cast<double>(num_labels)));
-  for (const Batch& batch : batches) {
-    const SymbolValues symbols = feed(*training_, batch, rank_tokens);
-    training_->set_input(training_->input("d.loss"), seeds.data(),
-                         symbols[Symbol::tokens] * static_cast<int64_t>(sizeof(float)));
-    // The balancing loss has no gradient where everything that it depends on is frozen.
-    if (balancing_ > 0 && training_->graph().find(kBalancingSeed))
-      training_->set_input(training_->input(kBalancingSeed), &balance_seed, sizeof(float));
-    training_->run_forward(symbols, observer);
-    training_->run_backward(symbols, observer);
-    for (float token_loss : last_token_losses()) loss += token_loss;
-    if (balancing_ > 0) {
-      float pass_balance = 0;
-      training_->read(training_->output(kBalancing), &pass_balance);
-      balance += static_cast<double>(pass_balance);
-    }
+  for (size_t first = 0; first < batches.size(); first += training_.size()) {
+    const std::span<const Batch> group = batches.subspan(first, std::min(training_.size(), batches.size() - first));
+    const auto [losses, balances] = run_passes(group, rank_tokens, seeds, balance_seed, observer);
+    loss += losses;
+    balance += balances;
   }
   loss = summed_over_ranks(loss, 0).first / static_cast<double>(num_labels);
   if (balancing_ > 0) balance = summed_over_ranks(balance, 0).first / static_cast<double>(num_passes);
@@ -304,7 +349,40 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate, c
   return {loss, norm, balancing_ > 0 ? std::optional(balance) : std::nullopt};
 }
 
+std::pair<double, double> Trainer::run_passes(std::span<const Batch> batches, int64_t rank_tokens,
+                                              std::span<const float> seeds, float balance_seed,
+                                              const pipeline::StepObserver* observer) {
+  std::vector<SymbolValues> symbols;
+  for (size_t pass = 0; pass < batches.size(); ++pass) {
+    Program& program = *training_[pass];
+    symbols.push_back(feed(program, batches[pass], rank_tokens));
+    if (has_loss())
+      program.set_input(program.input("d.loss"), seeds.data(),
+                        symbols.back()[Symbol::tokens] * static_cast<int64_t>(sizeof(float)));
+    // The balancing loss has no gradient where everything that it depends on is frozen.
+    if (balancing_ > 0 && program.graph().find(kBalancingSeed))
+      program.set_input(program.input(kBalancingSeed), &balance_seed, sizeof(float));
+    program.run_forward(symbols.back(), observer);
+  }
+  double loss = 0, balance = 0;
+  for (size_t pass = 0; pass < batches.size(); ++pass) {
+    Program& program = *training_[pass];
+    program.run_backward(symbols[pass], observer);
+    last_ = &program;
+    for (float token_loss : last_token_losses()) loss += token_loss;
+    if (balancing_ > 0) {
+      float pass_balance = 0;
+      program.read(program.output(kBalancing), &pass_balance);
+      balance += static_cast<double>(pass_balance);
+    }
+  }
+  return {loss, balance};
+}
+
 std::pair<double, int64_t> Trainer::summed_over_ranks(double loss, int64_t count) const {
+  // The last stage has the losses; all have counts.
+  const auto of_loss = std::bit_cast<int64_t>(loss);
+  loss = std::bit_cast<double>(gather_values(*device_, mesh_, MeshAxis::pp, {&of_loss, 1}).back());
   for (MeshAxis axis : {MeshAxis::ep, MeshAxis::dp}) {
     const std::vector<int64_t> all =
         gather_values(*device_, mesh_, axis, std::array{std::bit_cast<int64_t>(loss), count});
@@ -339,11 +417,14 @@ std::pair<double, int64_t> Trainer::evaluate(const Batch& batch) {
   last_ = evaluation_.get();
   double loss = 0;
   for (float token_loss : last_token_losses()) loss += token_loss;
+  const auto of_loss = std::bit_cast<int64_t>(loss);
+  loss = std::bit_cast<double>(gather_values(*device_, mesh_, MeshAxis::pp, {&of_loss, 1}).back());
   return {batch.num_labels == 0 ? 0.0 : loss / static_cast<double>(batch.num_labels), batch.num_labels};
 }
 
 std::vector<float> Trainer::last_token_losses() const {
   if (last_ == nullptr) throw InvalidArgument("no pass has run yet: there are no losses");
+  if (!has_loss()) return {};
   const ValueId loss = last_->output("loss");
   std::vector<float> result(static_cast<size_t>(last_->view(loss).num_elements()));
   last_->read(loss, result.data());
@@ -365,18 +446,23 @@ std::vector<std::pair<std::string, Tensor>> Trainer::optimizer_state() const {
 
 std::vector<std::pair<std::string, Shape>> Trainer::optimizer_state_shapes() const {
   std::vector<std::pair<std::string, Shape>> result;
-  const auto add = [&](const std::string& name) {
-    result.emplace_back(name, parameters_->whole_shape(Optimizer::parameter_of(name)));
+  const auto add = [&](const char* kind, bool WholeParameter::*has) {
+    for (const auto& [name, parameter] : whole_parameters_)
+      if (parameter.*has && (kind != std::string_view("master.") || parameter.dtype != DType::f32))
+        result.emplace_back(kind + name, parameter.shape);
   };
-  for (const std::string& name : optimizer_->state_names()) add(name);
-  for (const std::string& name : rounded_) add("exact." + name);
+  for (const char* kind : {"m.", "master.", "v."}) add(kind, &WholeParameter::trained);
+  add("exact.", &WholeParameter::rounded);
   return result;
 }
 
 Tensor Trainer::whole_optimizer_state(const std::string& name) const {
   const std::string parameter = Optimizer::parameter_of(name);
-  const Tensor part = name.starts_with("exact.") ? parameters_->to_host(parameter) : optimizer_->state(name);
-  return mesh_.rank(MeshAxis::dp) == 0 ? joined(parameter, part) : Tensor();
+  const WholeParameter& whole = whole_parameters_.at(parameter);
+  Tensor own;
+  if (is_here(whole)) own = name.starts_with("exact.") ? parameters_->to_host(parameter) : optimizer_->state(name);
+  if (mesh_.rank(MeshAxis::dp) != 0) return {};
+  return from_stage(whole.stage, own.defined() ? joined(parameter, own) : own, DType::f32, whole.shape);
 }
 
 void Trainer::check_optimizer_state(const io::WeightSource& source) const {
@@ -397,6 +483,7 @@ void Trainer::load_optimizer_state(const io::WeightSource& source, int64_t num_s
   check_optimizer_state(source);
   for (const auto& [name, shape] : optimizer_state_shapes()) {
     const std::string parameter = Optimizer::parameter_of(name);
+    if (!is_here(whole_parameters_.at(parameter))) continue;
     const Tensor part = parameters_->part_of_whole(parameter, source.get(name));
     if (name.starts_with("exact."))
       device_->copy_from_host(parameters_->layout(parameter, nullptr).data, part.view.data, part.view.size_bytes());

@@ -63,8 +63,9 @@ class Trainer {
  public:
   // Throws Unsupported, naming the op, when an op has no backward kernel on the device; InvalidArgument for options,
   // also for a pattern of `frozen` that no parameter has, and when nothing is left to train.
-  // Also Unsupported for a mesh with pipeline stages, and for a load-balancing loss of a model that has none;
-  // InvalidArgument for ranks of ep and a model without experts.
+  // Also Unsupported for a load-balancing loss of a model that has none, or over several stages of pp, and for tied
+  // weights that two stages read; InvalidArgument for ranks of ep and a model without experts, and for more stages than
+  // layers.
   Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const TrainerOptions& options,
           const Mesh& mesh = {});
 
@@ -85,9 +86,10 @@ class Trainer {
   StepResult step(std::span<const Batch> batches, double learning_rate,
                   const pipeline::StepObserver* observer = nullptr);
   // Returns the mean loss of one batch of this rank, without a load-balancing loss, and the number of its labelled
-  // tokens, by the serving pass; changes nothing. All ranks of tp and ep call it together.
+  // tokens, by the serving pass; changes nothing. All ranks of tp, pp and ep call it together.
   std::pair<double, int64_t> evaluate(const Batch& batch);
-  // Returns the loss of each token of the last pass of step (or of evaluate), on the host.
+  // Returns the loss of each token of the last pass of step (or of evaluate), on the host; none on stages of pp before
+  // the last one.
   std::vector<float> last_token_losses() const;
 
   // Throws NotFound naming the parameters that are not set.
@@ -119,13 +121,33 @@ class Trainer {
   const models::Model& model() const { return *model_; }
   const Mesh& mesh() const { return mesh_; }
   Device& device() const { return *device_; }
-  // The compiled program, for `explain`.
-  const pipeline::Program& training_program() const { return *training_; }
+  // The compiled program, one of several alike over pp; for `explain`.
+  const pipeline::Program& training_program() const { return *training_[0]; }
 
  private:
   void check(const Batch& batch) const;
   // Returns the symbols of a pass, of which no rank of ep has more than `rank_tokens` tokens.
   SymbolValues feed(pipeline::Program& program, const Batch& batch, int64_t rank_tokens) const;
+  // A parameter of the whole model, which may be another stage's.
+  struct WholeParameter {
+    Shape shape;
+    DType dtype;
+    bool trained, rounded;
+    int stage;
+  };
+
+  void compile_programs();
+  // Of all stages.
+  void list_parameters();
+  bool is_here(const WholeParameter& parameter) const { return parameter.stage == mesh_.rank(MeshAxis::pp); }
+  // What the first rank of `stage` has, of this dtype and shape, on the first rank of the mesh; undefined elsewhere.
+  Tensor from_stage(int stage, const Tensor& own, DType dtype, const Shape& shape) const;
+  // Runs passes of a step, as many as there are stages, or fewer. Returns the sums of their losses and of their
+  // load-balancing losses; 0 on stages that have none.
+  std::pair<double, double> run_passes(std::span<const Batch> batches, int64_t rank_tokens,
+                                       std::span<const float> seeds, float balance_seed,
+                                       const pipeline::StepObserver* observer);
+  bool has_loss() const { return mesh_.rank(MeshAxis::pp) + 1 == mesh_.size(MeshAxis::pp); }
   // The parameters that match options_.frozen.
   std::vector<std::string> find_frozen() const;
   void find_rounded();
@@ -135,7 +157,7 @@ class Trainer {
   double find_balancing() const;
   // Joins the parts over tp and ep of a tensor that has the division of a parameter. As whole_optimizer_state().
   Tensor joined(const std::string& parameter, const Tensor& part) const;
-  // Sums of a step's losses, and of what they are divided by, over the ranks of dp and ep.
+  // Sums of a step's losses, of the last stage, and of what they are divided by, over the ranks of dp and ep.
   std::pair<double, int64_t> summed_over_ranks(double loss, int64_t count) const;
   // The most tokens of a pass on any rank of ep. Throws InvalidArgument unless all of them run as many passes.
   int64_t most_tokens_of_ranks(std::span<const Batch> batches) const;
@@ -146,9 +168,12 @@ class Trainer {
   Mesh mesh_;
   modules::AutoHardwareConfig hardware_;
   std::shared_ptr<pipeline::ParameterStore> parameters_;
-  std::unique_ptr<pipeline::Program> training_, evaluation_;
+  // One for each pass that is under way at once, whose memory keeps what its backward pass needs.
+  std::vector<std::unique_ptr<pipeline::Program>> training_;
+  std::unique_ptr<pipeline::Program> evaluation_;
   const pipeline::Program* last_ = nullptr;
-  std::vector<std::string> trained_;
+  std::map<std::string, WholeParameter> whole_parameters_;
+  std::vector<std::string> trained_;         // of this stage
   std::vector<std::string> rounded_;         // trained f32 parameters that a checkpoint does not hold to the bit
   double balancing_ = 0;                     // coefficient of the load-balancing loss
   std::map<std::string, Tensor> gradients_;  // of trained_; on the device
