@@ -164,10 +164,8 @@ class Run {
 
   void check_mesh() const {
     const Mesh& mesh = options_.mesh;
-    for (MeshAxis axis : {MeshAxis::pp, MeshAxis::ep})
-      if (mesh.size(axis) > 1)
-        throw Unsupported("a recipe on {} ranks of {}; expected ranks of dp and tp", mesh.size(axis),
-                          mesh_axis_name(axis));
+    if (mesh.size(MeshAxis::ep) > 1)
+      throw Unsupported("a recipe on {} ranks of ep; expected ranks of dp, tp and pp", mesh.size(MeshAxis::ep));
     if (training_.accumulation % mesh.size(MeshAxis::dp) != 0)
       throw InvalidArgument(
           "{}: training.accumulation is {}; {} ranks of dp, which divide the passes of a step, need a multiple of {}",

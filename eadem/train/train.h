@@ -40,9 +40,9 @@ struct Progress {
 
 struct RunOptions {
   std::shared_ptr<Device> device;
-  // This rank's view of a mesh over dp and tp, all of whose ranks run the same recipe. Ranks of dp divide the passes of
-  // a step, as many each; the steps are those of one rank, and so are the files, which the first rank writes. It alone
-  // calls the functions below, and its `cancel` counts.
+  // This rank's view of a mesh over dp, tp and pp, all of whose ranks run the same recipe. Ranks of dp divide the
+  // passes of a step, as many each; the steps are those of one rank, and so are the files, which the first rank writes.
+  // It alone calls the functions below, and its `cancel` counts.
   Mesh mesh = {};
   bool resume = true;                         // from the newest checkpoint, if there is one
   const std::atomic<bool>* cancel = nullptr;  // set: save a checkpoint after this step and stop

@@ -100,8 +100,8 @@ TEST(PipelineTraining, HasTheBitsOfOneRank) {
 
 TEST(PipelineTraining, TogetherWithOtherAxes) {
   const auto model = SmallModel{.layers = 3}.make();
-  for (const MeshShape& shape : {MeshShape{.dp = 2, .tp = 1, .pp = 2}, {.dp = 1, .tp = 2, .pp = 2},
-                                 {.dp = 2, .tp = 3, .pp = 2}}) {
+  for (const MeshShape& shape :
+       {MeshShape{.dp = 2, .tp = 1, .pp = 2}, {.dp = 1, .tp = 2, .pp = 2}, {.dp = 2, .tp = 3, .pp = 2}}) {
     SCOPED_TRACE(fmt::format("dp {} tp {}", shape.dp, shape.tp));
     compare(*model, shape, 3, unclipped());
   }

@@ -46,7 +46,7 @@ class Train(unittest.TestCase):
         self.eadem("tokenizer", "train", "text.txt", "--vocab-size", "270", "--special", "<|endoftext|>", "--bos",
                    "<|endoftext|>", "--eos", "<|endoftext|>", "-o", "tokenizer", check=True)
         (self.folder / "config.json").write_text(json.dumps({
-            "model_type": "llama", "vocab_size": 270, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+            "model_type": "llama", "vocab_size": 270, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
             "num_attention_heads": 2, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0}))
 
     def recipe(self, steps, accumulation=1, checkpoint_interval=100, extra=""):
@@ -206,17 +206,27 @@ class Train(unittest.TestCase):
                     shutil.rmtree(self.folder / "out")
                     several = self.eadem("train", "recipe.toml", "--dp", str(ranks))
                     self.assertEqual((several.returncode, several.stdout), (0, "out/final\n"), several.stderr)
-                    self.assertIn(f"the first of {ranks} processes (dp {ranks} x tp 1)", several.stderr)
+                    self.assertIn(f"the first of {ranks} processes (dp {ranks} x tp 1 x pp 1)", several.stderr)
                     files, metrics = self.files()
                     self.assertEqual(metrics, expected[1])
                     self.assertEqual(sorted(files), sorted(expected[0]))
                     for name, content in files.items():
                         self.assertTrue(content == expected[0][name], name)
 
+    def test_stages_write_the_bytes_of_one(self):
+        self.recipe(8, accumulation=3, checkpoint_interval=3, extra="max_grad_norm = 0\nweights = \"bf16\"")
+        self.assertEqual(self.eadem("train", "recipe.toml").returncode, 0)
+        expected = self.model_hash()
+        shutil.rmtree(self.folder / "out")
+        result = self.eadem("train", "recipe.toml", "--pp", "2")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.model_hash(), expected)
+
     def test_any_number_of_processes_goes_on_from_a_checkpoint(self):
         self.recipe(1000000, accumulation=2)
         step = 0
-        for arguments in (["--dp", "2"], ["--tp", "2"], [], ["--dp", "2", "--tp", "2"], ["--tp", "2"]):
+        for arguments in (["--dp", "2"], ["--tp", "2"], [], ["--dp", "2", "--tp", "2"], ["--pp", "2"],
+                          ["--dp", "2", "--tp", "2", "--pp", "2"], ["--tp", "2"]):
             with self.subTest(arguments=arguments):
                 process = self.start("--resume", *arguments)
                 self.wait_for(process, lambda: len(self.metrics()) > step + 2)
@@ -281,8 +291,9 @@ class Train(unittest.TestCase):
         self.refused("recipe.toml: training.accumulation is 4; 3 ranks of dp", "a multiple of 3",
                      arguments=("recipe.toml", "--dp", "3"))
         self.refused("2 attention heads do not divide into 3", arguments=("recipe.toml", "--tp", "3"))
+        self.refused("2 layers for 3 pipeline stages", arguments=("recipe.toml", "--pp", "3"))
         for arguments, words in ((("--dp", "0"), "--dp is 0; expected 1 to 64"),
-                                 (("--dp", "33", "--tp", "2"), "which make 66 processes; expected at most 64"),
+                                 (("--dp", "33", "--tp", "2"), "--dp 33 --tp 2 make 66 processes; expected at most 64"),
                                  (("--dp", "2", "--threads", "1"), "--dp 2 needs at least one for each rank"),
                                  (("--dp", "2", "--device", "reference"), "--dp 2 is for the CPU")):
             result = self.eadem("train", "recipe.toml", *arguments)

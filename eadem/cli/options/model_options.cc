@@ -103,19 +103,24 @@ void ModelOptions::add_training_ranks(Arguments& arguments) {
       "recipe's accumulation must be a multiple of N. The steps stay what they are, and the optimizer's "
       "states are divided; the threads of --threads are divided among the processes (default: 1)");
   arguments.option("--tp", "N", tensor_ranks,
-                   "divide the model over N processes (tensor parallelism), with --dp over N for each of its ranks "
-                   "(default: 1)");
+                   "divide the matrices of the model over N processes (tensor parallelism), with --dp over N for each "
+                   "of its ranks (default: 1)");
+  arguments.option(
+      "--pp", "N", stages,
+      "divide the layers of the model over N processes (pipeline parallelism), with --dp and --tp likewise; "
+      "each process works on N passes of a step at a time, so that accumulation should be a multiple of N "
+      "times that of --dp. Not for tied weights (default: 1)");
 }
 
 void ModelOptions::check_training_ranks() const {
   require_rank_count("--dp", data_ranks);
   require_rank_count("--tp", tensor_ranks);
+  require_rank_count("--pp", stages);
+  std::string own;
+  for (const auto& [name, count] : {std::pair{"--dp", data_ranks}, {"--tp", tensor_ranks}, {"--pp", stages}})
+    if (count > 1) own += fmt::format("{}{} {}", own.empty() ? "" : " ", name, count);
   if (ranks() > kMostRanks)
-    throw UsageError(fmt::format("--dp is {} and --tp is {}, which make {} processes; expected at most {}", data_ranks,
-                                 tensor_ranks, ranks(), kMostRanks));
-  const std::string own = data_ranks == 1     ? fmt::format("--tp {}", tensor_ranks)
-                          : tensor_ranks == 1 ? fmt::format("--dp {}", data_ranks)
-                                              : fmt::format("--dp {} --tp {}", data_ranks, tensor_ranks);
+    throw UsageError(fmt::format("{} make {} processes; expected at most {}", own, ranks(), kMostRanks));
   if (ranks() > 1) require_threads_for_ranks(own);
 }
 
