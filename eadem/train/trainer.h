@@ -10,7 +10,9 @@
 // same order. Over tp they divide the weights; batches are the same. Over dp each has batches of its own, and a step is
 // one over the batches of all: losses, labels and gradients are summed in the order of the ranks. The ranks of dp
 // divide the optimizer's states (optimizer.h). Over ep batches are each rank's own, too, but that they divide the
-// experts, whose gradients come from the tokens of all: there all ranks run as many passes.
+// experts, whose gradients come from the tokens of all: there all ranks run as many passes. Over pp each has one stage
+// of the layers; batches are the same. Passes go through the stages in groups of as many as there are stages, forward
+// one after another and then backward (GPipe), so that gradients are added in the order of the passes.
 //
 // One thread at a time may use a trainer.
 #pragma once
@@ -107,7 +109,7 @@ class Trainer {
 
   // Everything that a resumed run needs to continue bit for bit: "master.", "m.", "v." + parameter name, f32, and
   // "exact." + the name of each parameter that a checkpoint's tensors give with a rounding (norms of 1 + w). This
-  // rank's parts over tp and ep; all ranks of dp call it together.
+  // rank's parts over tp and ep, of its stage; all ranks of dp call it together.
   std::vector<std::pair<std::string, Tensor>> optimizer_state() const;
   // Of each of these tensors the name and the shape over all ranks, in the order of a checkpoint.
   std::vector<std::pair<std::string, Shape>> optimizer_state_shapes() const;
@@ -125,9 +127,6 @@ class Trainer {
   const pipeline::Program& training_program() const { return *training_[0]; }
 
  private:
-  void check(const Batch& batch) const;
-  // Returns the symbols of a pass, of which no rank of ep has more than `rank_tokens` tokens.
-  SymbolValues feed(pipeline::Program& program, const Batch& batch, int64_t rank_tokens) const;
   // A parameter of the whole model, which may be another stage's.
   struct WholeParameter {
     Shape shape;
@@ -136,9 +135,12 @@ class Trainer {
     int stage;
   };
 
+  void check(const Batch& batch) const;
+  // Returns the symbols of a pass, of which no rank of ep has more than `rank_tokens` tokens.
+  SymbolValues feed(pipeline::Program& program, const Batch& batch, int64_t rank_tokens) const;
   void compile_programs();
-  // Of all stages.
-  void list_parameters();
+  void list_parameters();  // whole_parameters_
+
   bool is_here(const WholeParameter& parameter) const { return parameter.stage == mesh_.rank(MeshAxis::pp); }
   // What the first rank of `stage` has, of this dtype and shape, on the first rank of the mesh; undefined elsewhere.
   Tensor from_stage(int stage, const Tensor& own, DType dtype, const Shape& shape) const;
@@ -172,8 +174,8 @@ class Trainer {
   std::vector<std::unique_ptr<pipeline::Program>> training_;
   std::unique_ptr<pipeline::Program> evaluation_;
   const pipeline::Program* last_ = nullptr;
-  std::map<std::string, WholeParameter> whole_parameters_;
-  std::vector<std::string> trained_;         // of this stage
+  std::map<std::string, WholeParameter> whole_parameters_;  // of all stages
+  std::vector<std::string> trained_;                        // of this stage
   std::vector<std::string> rounded_;         // trained f32 parameters that a checkpoint does not hold to the bit
   double balancing_ = 0;                     // coefficient of the load-balancing loss
   std::map<std::string, Tensor> gradients_;  // of trained_; on the device
