@@ -4,12 +4,14 @@
 #include "eadem/train/train.h"
 
 #include <cmath>
+#include <memory>
 
 #include "eadem/cli/commands.h"
 #include "eadem/cli/options/arguments.h"
 #include "eadem/cli/options/model_options.h"
 #include "eadem/cli/stop_and_save.h"
 #include "eadem/cli/terminal.h"
+#include "eadem/distributed/forked_mesh.h"
 
 namespace eadem::cli {
 
@@ -17,6 +19,29 @@ namespace {
 
 // Without a terminal, a line is printed at most this often.
 constexpr std::chrono::seconds kLineInterval(10);
+
+// Starts the processes of --dp, --tp and --pp after the first, which train as it does; null for one. No device may be
+// open yet.
+std::unique_ptr<distributed::ForkedMesh> start_ranks(const ModelOptions& options, const train::Recipe& recipe,
+                                                     bool resume) {
+  if (options.ranks() == 1) return nullptr;
+  const MeshShape shape{.dp = static_cast<int>(options.data_ranks),
+                        .tp = static_cast<int>(options.tensor_ranks),
+                        .pp = static_cast<int>(options.stages)};
+  return std::make_unique<distributed::ForkedMesh>(shape, [&options, &recipe, resume](const Mesh& mesh, int rank) {
+    train::RunOptions own;
+    own.device = options.open(rank);
+    own.mesh = mesh;
+    own.resume = resume;
+    train::run(recipe, own, Logger(LogLevel::off));
+  });
+}
+
+std::string processes_text(const ModelOptions& options) {
+  if (options.ranks() == 1) return "";
+  return fmt::format(", the first of {} processes (dp {} x tp {} x pp {})", options.ranks(), options.data_ranks,
+                     options.tensor_ranks, options.stages);
+}
 
 }  // namespace
 
@@ -31,24 +56,31 @@ int train(CommandLine command_line) {
   arguments.operand("RECIPE.toml", path, "what to train, on what, and how");
   arguments.flag("--resume", resume, "go on from the newest checkpoint; the result is the same to the bit");
   options.add_device(arguments);
+  options.add_training_ranks(arguments);
   arguments.note(
       "Ctrl-C, SIGTERM or a closed terminal saves a checkpoint after the current step and exits 130. Without --resume, "
       "an output directory that holds checkpoints is refused; with it, the recipe must mean the same: only steps, "
       "intervals, keep_checkpoints and the output directory may change. A run whose steps are done is extended by more "
-      "steps and --resume. When it is done, the directory of the model is printed to stdout. docs/train.md describes "
+      "steps and --resume, on any number of processes. When it is done, the directory of the model is printed to "
+      "stdout. docs/train.md describes "
       "recipes.");
   arguments.example("eadem train assets/stories/recipe.toml", "the bundled model, from scratch");
   arguments.example("eadem train recipe.toml --resume", "after Ctrl-C or a crash");
+  arguments.example("eadem train recipe.toml --dp 2 --resume",
+                    "the same on two processes, each with half of the passes of a step");
   if (!arguments.parse(command_line)) return kOk;
+  options.check_training_ranks();
 
   const std::atomic<bool>& stop = listen_for_stop_and_save();
   const train::Recipe recipe = train::load_recipe(path);
+  const std::unique_ptr<distributed::ForkedMesh> ranks = start_ranks(options, recipe, resume);
 
   ProgressBar bar("training");
   std::optional<ProgressBar> preparing;
   auto last_line = std::chrono::steady_clock::now() - kLineInterval;
   train::RunOptions run_options;
   run_options.device = options.open();
+  if (ranks != nullptr) run_options.mesh = ranks->mesh();
   run_options.resume = resume;
   run_options.cancel = &stop;
   run_options.on_preparation = [&](const char* what, int64_t done, int64_t total) {
@@ -75,7 +107,7 @@ int train(CommandLine command_line) {
     }
     bar.update(static_cast<double>(progress.step), static_cast<double>(progress.steps), state);
   };
-  note("training {} on {}", recipe.path, run_options.device->description());
+  note("training {} on {}{}", recipe.path, run_options.device->description(), processes_text(options));
   const train::RunResult result = train::run(recipe, run_options, cli_logger());
   preparing.reset();
   bar.clear();

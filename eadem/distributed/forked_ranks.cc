@@ -33,7 +33,8 @@ void require_one_thread(int ranks) {
 
 }  // namespace
 
-ForkedRanks::ForkedRanks(int size, const Body& body, ProcessGroupOptions options) : RankProcesses(size, options) {
+ForkedRanks::ForkedRanks(int size, const Body& body, ProcessGroupOptions options, std::vector<ProcessGroup*> others)
+    : RankProcesses(size, options, std::move(others)) {
   if (size > 1) require_one_thread(size);
   const pid_t parent = getpid();
   std::vector<pid_t> processes;

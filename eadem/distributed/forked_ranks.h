@@ -16,8 +16,9 @@ class ForkedRanks : public RankProcesses {
   using Body = RankBody;
 
   // Returns when all ranks have joined. Throws InvalidArgument when the process has other threads, IoError when the
-  // system refuses a process, RankFailed when a rank does not come.
-  ForkedRanks(int size, const Body& body, ProcessGroupOptions options = {});
+  // system refuses a process, RankFailed when a rank does not come. `others`: groups of these ranks that outlive this
+  // object and fail when it does.
+  ForkedRanks(int size, const Body& body, ProcessGroupOptions options = {}, std::vector<ProcessGroup*> others = {});
 };
 
 }  // namespace eadem::distributed

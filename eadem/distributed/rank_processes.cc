@@ -62,10 +62,15 @@ bool settle(pid_t parent) {
 
 }  // namespace
 
-RankProcesses::RankProcesses(int size, const ProcessGroupOptions& options)
-    : size_(size), owner_(getpid()), group_(size, options) {}
+RankProcesses::RankProcesses(int size, const ProcessGroupOptions& options, std::vector<ProcessGroup*> others)
+    : size_(size), owner_(getpid()), group_(size, options), others_(std::move(others)) {}
 
 RankProcesses::~RankProcesses() { end(); }
+
+void RankProcesses::fail(const std::string& reason) {
+  group_.fail(reason);
+  for (ProcessGroup* group : others_) group->fail(reason);
+}
 
 void RankProcesses::join(std::vector<pid_t> processes) {
   std::vector<Child> children;
@@ -123,8 +128,8 @@ void RankProcesses::keep(std::vector<Child> children, const std::shared_ptr<End>
     child.ended = true;
     // Not this thread's to know when somebody else has waited for it. A rank that returns leaves the group by itself.
     if (found < 0 || status != 0)
-      group_.fail(fmt::format("rank {} (process {}) died: {}", child.rank, child.process,
-                              found < 0 ? "its end was taken by another wait" : ending(status)));
+      fail(fmt::format("rank {} (process {}) died: {}", child.rank, child.process,
+                       found < 0 ? "its end was taken by another wait" : ending(status)));
   };
   const auto look_at_all = [&] {
     for (Child& child : children)
@@ -150,7 +155,7 @@ void RankProcesses::end() {
     if (keeper_.joinable()) keeper_.detach();  // there is no such thread here
     return;
   }
-  group_.fail("rank 0 has ended the group");
+  fail("rank 0 has ended the group");
   {
     const std::lock_guard lock(end_->mutex);
     end_->has_come = true;

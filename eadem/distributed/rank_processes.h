@@ -37,7 +37,8 @@ class RankProcesses {
   const std::vector<pid_t>& processes() const { return processes_; }
 
  protected:
-  RankProcesses(int size, const ProcessGroupOptions& options);
+  // `others`: groups that outlive this object and fail when a child dies or this object ends.
+  RankProcesses(int size, const ProcessGroupOptions& options, std::vector<ProcessGroup*> others = {});
 
   // Adds the process that `start` makes of each rank, on a thread that lives as long as they do: the system ends a
   // child with the thread that started it. Then joins. Throws what `start` throws, RankFailed when a rank does not
@@ -63,12 +64,14 @@ class RankProcesses {
     bool has_come = false;  // guarded by mutex
   };
 
+  void fail(const std::string& reason);
   void keep(std::vector<Child> children, const std::shared_ptr<End>& end);
   void end();
 
   int size_;
   pid_t owner_;  // a process that is forked from it has no part in this
   ProcessGroup group_;
+  std::vector<ProcessGroup*> others_;
   std::vector<pid_t> processes_;
   std::shared_ptr<Communicator> communicator_;
 

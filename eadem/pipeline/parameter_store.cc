@@ -256,6 +256,13 @@ Tensor ParameterStore::decoded(const TensorView& encoded) const {
   return result;
 }
 
+Tensor ParameterStore::part_of_whole(const std::string& name, const Tensor& whole) const {
+  const Entry& own = entry(name);
+  EADEM_CHECK(whole.shape() == whole_shape(name), "'{}' is {}, not {}", name, to_string(whole.shape()),
+              to_string(whole_shape(name)));
+  return cut_part(own, cut_part(own, whole, MeshAxis::ep), MeshAxis::tp);
+}
+
 void ParameterStore::load(const std::string& name, const TensorView& whole, const std::string& source,
                           const std::shared_ptr<const void>& owner) {
   const auto found = entries_.find(name);

@@ -54,6 +54,10 @@ class ParameterStore {
   void load_experts(const std::string& name, const TensorView& experts, const std::string& source,
                     const std::shared_ptr<const void>& owner = {});
 
+  // This rank's part, over ep and tp, of a tensor with the shape of the whole parameter, on the host: the tensor itself
+  // where no axis divides it.
+  Tensor part_of_whole(const std::string& name, const Tensor& whole) const;
+
   // The layouts that programs read, ordered by parameter and the name of the packing; plain ones first.
   struct LayoutOf {
     std::string name;

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 
 #include "eadem/io/files/atomic_file.h"
@@ -15,6 +16,7 @@
 #include "eadem/io/json.h"
 #include "eadem/io/safetensors.h"
 #include "eadem/models/huggingface.h"
+#include "eadem/train/rank_values.h"
 
 namespace eadem::train {
 
@@ -36,12 +38,6 @@ void flush_directory(const std::string& path) {
   const int code = errno;
   close(fd);
   if (result != 0) throw IoError("cannot flush directory '{}': {}", path, std::strerror(code));
-}
-
-std::vector<io::NamedTensor> named(const std::vector<std::pair<std::string, Tensor>>& tensors) {
-  std::vector<io::NamedTensor> result;
-  for (const auto& [name, tensor] : tensors) result.push_back({name, tensor.view});
-  return result;
 }
 
 std::string hash_of(const std::string& path) { return io::content_hash(io::MappedFile::open(path)->bytes()).hex(); }
@@ -120,29 +116,83 @@ void write_directory(const std::string& directory, const std::function<void(cons
   }
 }
 
+namespace {
+
+// Runs `write` on the first rank. All ranks get its failure: an error of the first rank, or one that says which.
+void on_first_rank(const Trainer& trainer, const std::string& directory, const std::function<void()>& write,
+                   const std::function<void()>& follow) {
+  std::exception_ptr failure;
+  try {
+    if (is_first_rank(trainer.mesh())) write();
+  } catch (const RankFailed&) {
+    throw;
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  follow();
+  const bool written = value_of_first_rank(trainer.device(), trainer.mesh(), failure == nullptr ? 1 : 0) == 1;
+  if (failure != nullptr) std::rethrow_exception(failure);
+  if (!written) throw IoError("the first rank could not write '{}'", directory);
+}
+
+using Weights = std::vector<std::pair<std::string, Tensor>>;
+
+void write_weights(const Trainer& trainer, const Weights& weights, const Companions& companions,
+                   const std::string& directory) {
+  models::save_huggingface(trainer.model(), weights, directory);
+  io::write_tokenizer_files(companions, directory);
+}
+
+}  // namespace
+
 void write_model(const Trainer& trainer, const Companions& companions, const std::string& directory) {
   trainer.require_all_loaded();
-  models::save_huggingface(trainer.model(), trainer.state_dict(), directory);
-  io::write_tokenizer_files(companions, directory);
+  const Weights weights = trainer.whole_state_dict();
+  on_first_rank(
+      trainer, directory, [&] { write_weights(trainer, weights, companions, directory); }, [] {});
+}
+
+void replace_model(const Trainer& trainer, const Companions& companions, const std::string& directory) {
+  trainer.require_all_loaded();
+  const Weights weights = trainer.whole_state_dict();
+  const auto fill = [&](const std::string& folder) { write_weights(trainer, weights, companions, folder); };
+  on_first_rank(
+      trainer, directory, [&] { write_directory(directory, fill); }, [] {});
 }
 
 void write_checkpoint(const Trainer& trainer, const RunState& state, const Companions& companions,
                       const std::string& directory) {
-  std::error_code ignored;
-  if (fs::exists(directory, ignored) && !fs::exists(fs::path(directory) / kStateFile, ignored) &&
-      !(fs::is_directory(directory, ignored) && fs::is_empty(directory, ignored)))
-    throw InvalidArgument("'{}' exists and is no checkpoint; it is not overwritten", directory);
-  write_directory(directory, [&](const std::string& folder) {
-    write_model(trainer, companions, folder);
-    const auto optimizer = trainer.optimizer_state();
-    io::write_safetensors((fs::path(folder) / "optimizer.safetensors").string(), named(optimizer));
+  trainer.require_all_loaded();
+  const auto shapes = trainer.optimizer_state_shapes();
+  size_t gathered = 0;
+  const auto next_state = [&] { return trainer.whole_optimizer_state(shapes[gathered++].first); };
+  const Weights weights = trainer.whole_state_dict();
+  const auto fill = [&](const std::string& folder) {
+    write_weights(trainer, weights, companions, folder);
+    std::vector<io::TensorHeader> headers;
+    for (const auto& [name, shape] : shapes) headers.push_back({name, WeightType(DType::f32), shape});
+    const auto file = io::begin_safetensors((fs::path(folder) / "optimizer.safetensors").string(), headers);
+    while (gathered < shapes.size()) file->write(next_state().view);
+    file->commit();
     io::write_file_atomically((fs::path(folder) / kStateFile).string(), io::to_json(json_of(state, folder)) + "\n");
+  };
+  const auto write = [&] {
+    std::error_code ignored;
+    if (fs::exists(directory, ignored) && !fs::exists(fs::path(directory) / kStateFile, ignored) &&
+        !(fs::is_directory(directory, ignored) && fs::is_empty(directory, ignored)))
+      throw InvalidArgument("'{}' exists and is no checkpoint; it is not overwritten", directory);
+    write_directory(directory, fill);
+  };
+  // The others show their parts of what the first rank writes, and of what it no longer can.
+  on_first_rank(trainer, directory, write, [&] {
+    while (gathered < shapes.size()) next_state();
   });
 }
 
 void save_checkpoint(const Trainer& trainer, const RunState& state, const Companions& companions,
                      const std::string& root, int64_t keep) {
-  write_checkpoint(trainer, state, companions, (fs::path(root) / fmt::format("{}{:08}", kPrefix, state.step)).string());
+  write_checkpoint(trainer, state, companions, checkpoint_directory(root, state.step));
+  if (!is_first_rank(trainer.mesh())) return;
   std::vector<std::string> all = list_checkpoints(root);
   std::error_code ignored;
   while (static_cast<int64_t>(all.size()) > keep) {
@@ -182,19 +232,33 @@ RunState verify_checkpoint(const std::string& directory) {
 }
 
 void load_checkpoint(Trainer& trainer, const std::string& directory, const RunState& state) {
-  const models::Checkpoint checkpoint = models::open_checkpoint(directory);
-  const auto optimizer = io::open_weights((fs::path(directory) / "optimizer.safetensors").string());
-  const io::JsonValue saved = checkpoint.model->config_json(), own = trainer.model().config_json();
-  for (const io::JsonMember& member : own.as_object()) {
-    const io::JsonValue* value = saved.find(member.key);
-    if (member.key != "torch_dtype" && (value == nullptr || !(*value == member.value)))
-      throw InvalidArgument("{}: '{}' is {}; the trainer's model has {}", checkpoint.config_path, member.key,
-                            value == nullptr ? "not there" : io::to_compact_json(*value),
-                            io::to_compact_json(member.value));
+  models::Checkpoint checkpoint;
+  std::shared_ptr<const io::WeightSource> optimizer;
+  std::exception_ptr failure;
+  try {
+    checkpoint = models::open_checkpoint(directory);
+    optimizer = io::open_weights((fs::path(directory) / "optimizer.safetensors").string());
+    const io::JsonValue saved = checkpoint.model->config_json(), own = trainer.model().config_json();
+    for (const io::JsonMember& member : own.as_object()) {
+      const io::JsonValue* value = saved.find(member.key);
+      if (member.key != "torch_dtype" && (value == nullptr || !(*value == member.value)))
+        throw InvalidArgument("{}: '{}' is {}; the trainer's model has {}", checkpoint.config_path, member.key,
+                              value == nullptr ? "not there" : io::to_compact_json(*value),
+                              io::to_compact_json(member.value));
+    }
+    trainer.check_optimizer_state(*optimizer);
+  } catch (...) {
+    failure = std::current_exception();
   }
-  trainer.check_optimizer_state(*optimizer);
+  const bool fits = true_on_all_ranks(trainer.device(), trainer.mesh(), failure == nullptr);
+  if (failure != nullptr) std::rethrow_exception(failure);
+  if (!fits) throw InvalidArgument("'{}' cannot be loaded by another rank; this one has not changed", directory);
   trainer.load(checkpoint);
   trainer.load_optimizer_state(*optimizer, state.step);
+}
+
+std::string checkpoint_directory(const std::string& root, int64_t step) {
+  return (fs::path(root) / fmt::format("{}{:08}", kPrefix, step)).string();
 }
 
 std::vector<std::string> list_checkpoints(const std::string& root) {

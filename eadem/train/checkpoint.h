@@ -3,6 +3,11 @@
 // Checkpoints: directories that appear whole or not at all, and whose contents can be verified. A checkpoint is written
 // beside its final place, flushed to the disk, and renamed; one that was cut off by a crash or a full disk is never
 // read. Its trainer.json holds the size and the XXH3 hash of every other file, and its own hash.
+//
+// It holds whole tensors by name, whatever mesh has written it, and a trainer on any mesh takes its parts of them. All
+// ranks of a mesh call the functions that take a trainer together, with the same arguments: the first one writes, with
+// one tensor of the optimizer's states at a time in its memory; each reads its own. What one of them cannot do, all
+// report.
 #pragma once
 
 #include <functional>
@@ -38,8 +43,11 @@ void make_directory(const std::string& path);
 void write_directory(const std::string& directory, const std::function<void(const std::string& directory)>& fill);
 
 // Writes config.json, model.safetensors, generation_config.json and the companions into `directory`, each atomically.
-// Throws NotFound while a parameter is not set, and IoError.
+// Throws NotFound while a parameter is not set, and IoError, on ranks other than the first too.
 void write_model(const Trainer& trainer, const Companions& companions, const std::string& directory);
+
+// Writes that directory as a whole (write_directory).
+void replace_model(const Trainer& trainer, const Companions& companions, const std::string& directory);
 
 // Writes a model, optimizer.safetensors and trainer.json as the directory `directory`. A checkpoint there is replaced;
 // anything else there throws InvalidArgument.
@@ -56,6 +64,8 @@ RunState verify_checkpoint(const std::string& directory);
 // naming file and value, when it belongs to another model or holds weights of another dtype; nothing has changed then.
 void load_checkpoint(Trainer& trainer, const std::string& directory, const RunState& state);
 
+// Where the checkpoint of a step is.
+std::string checkpoint_directory(const std::string& root, int64_t step);
 // The checkpoints below `root`, complete or damaged, oldest first.
 std::vector<std::string> list_checkpoints(const std::string& root);
 

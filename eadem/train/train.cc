@@ -3,6 +3,7 @@
 
 #include <fmt/ranges.h>
 
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -18,6 +19,7 @@
 #include "eadem/train/identity.h"
 #include "eadem/train/metrics.h"
 #include "eadem/train/output_lock.h"
+#include "eadem/train/rank_values.h"
 #include "eadem/train/trainer.h"
 
 namespace eadem::train {
@@ -66,47 +68,48 @@ std::string tokenizer_beside(const models::Checkpoint& checkpoint) {
 class Run {
  public:
   Run(const Recipe& recipe, const RunOptions& options, const Logger& log)
-      : recipe_(recipe), training_(recipe.training), options_(options) {
-    make_directory(recipe.output);
-    lock_.emplace(recipe.output, log);
-    remove_unfinished(recipe.output);
-    remove_unfinished(folder("checkpoints"));
-    if (!options.resume && !list_checkpoints(folder("checkpoints")).empty())
-      throw InvalidArgument(
-          "'{}' holds a run already; --resume goes on from its newest checkpoint, or choose another output directory",
-          recipe.output);
-    const auto found = newest_checkpoint(folder("checkpoints"), log);
+      : recipe_(recipe), training_(recipe.training), options_(options), first_(is_first_rank(options.mesh)) {
+    check_mesh();
+    std::optional<FoundCheckpoint> found;
+    if (first_) found = open_output(log);
+    // The others begin when the first rank has made the files, and has found that the recipe fits.
+    if (!first_) found = told_checkpoint();
     if (training_.decay_steps == 0) training_.decay_steps = found ? found->state.decay_steps : training_.steps;
     const models::Checkpoint start = open_model();
     open_tokenizer(start);
     prepare_data(start);
-    const Identity identity =
-        identity_of(recipe, start.model->config_json(),
-                    {.initial_weights = start.weights == nullptr ? "" : hash_of(*start.weights),
-                     .tokenizer = hash_of(tokenizer_files_),
-                     .train = data_->text_hashes(),
-                     .eval = eval_data_ ? eval_data_->text_hashes() : std::vector<std::string>()});
-    if (found) require_same_run(*found, identity);
-    state_.identity = identity;
     state_.decay_steps = training_.decay_steps;
-    trainer_ = std::make_unique<Trainer>(start.model, options.device, trainer_options(training_));
+    if (first_) {
+      state_.identity = identity_of(recipe, start.model->config_json(),
+                                    {.initial_weights = start.weights == nullptr ? "" : hash_of(*start.weights),
+                                     .tokenizer = hash_of(tokenizer_files_),
+                                     .train = data_->text_hashes(),
+                                     .eval = eval_data_ ? eval_data_->text_hashes() : std::vector<std::string>()});
+      if (found) require_same_run(*found, state_.identity);
+      tell_checkpoint(found);
+    }
+    trainer_ = std::make_unique<Trainer>(start.model, options.device, trainer_options(training_), options.mesh);
     if (found)
       restore(*found);
     else if (start.weights != nullptr)
       trainer_->load(start);
     else
       trainer_->load_random(training_.seed, recipe.init_std);
-    metrics_ = std::make_unique<Metrics>(folder("metrics.jsonl"), state_.step);
+    if (first_) metrics_ = std::make_unique<Metrics>(folder("metrics.jsonl"), state_.step);
   }
 
   RunResult train() {
     const Recipe::Training& t = training_;
     RunResult result;
     result.loss = result.eval_loss = kNoEval;
-    std::vector<Batch> batches(static_cast<size_t>(t.accumulation));
+    const PartRange own = part_of(t.accumulation, options_.mesh.size(MeshAxis::dp), options_.mesh.rank(MeshAxis::dp));
+    std::vector<Batch> batches(static_cast<size_t>(own.size));
+    Batch other;
     while (state_.step < t.steps) {
       const Clock::time_point start = Clock::now();
-      for (Batch& batch : batches) loader_->next(batch);
+      for (int64_t pass = 0; pass < t.accumulation; ++pass)
+        loader_->next(
+            pass < own.begin || pass >= own.begin + own.size ? other : batches[static_cast<size_t>(pass - own.begin)]);
       const double rate = learning_rate_at(t, state_.step);
       const StepResult step = trainer_->step(batches, rate);
       result.loss = step.loss;
@@ -127,14 +130,15 @@ class Run {
                         .load_balancing_loss = step.load_balancing_loss};
       progress.seconds_left =
           static_cast<double>((t.steps - state_.step) * t.batch_tokens * t.accumulation) / progress.tokens_per_second;
-      metrics_->add(StepMetrics{state_.step, step.loss, rate, step.grad_norm, state_.tokens, progress.tokens_per_second,
-                                step.load_balancing_loss});
+      if (first_)
+        metrics_->add(StepMetrics{state_.step, step.loss, rate, step.grad_norm, state_.tokens,
+                                  progress.tokens_per_second, step.load_balancing_loss});
       if (eval_data_ && (last || state_.step % t.eval_interval == 0)) {
         progress.eval_loss = result.eval_loss = evaluate();
-        metrics_->add(EvalMetrics{state_.step, progress.eval_loss});
+        if (first_) metrics_->add(EvalMetrics{state_.step, progress.eval_loss});
       }
-      if (options_.on_step) options_.on_step(progress);
-      const bool cancelled = options_.cancel != nullptr && options_.cancel->load();
+      if (first_ && options_.on_step) options_.on_step(progress);
+      const bool cancelled = value_of_first(options_.cancel != nullptr && options_.cancel->load() ? 1 : 0) == 1;
       if (last || cancelled || state_.step % t.checkpoint_interval == 0) {
         save_checkpoint(*trainer_, state_, companions_, folder("checkpoints"), t.keep_checkpoints);
         write_plot();
@@ -147,9 +151,9 @@ class Run {
     result.steps = state_.step;
     if (!result.cancelled) {
       result.model_directory = folder("final");
-      write_directory(result.model_directory,
-                      [&](const std::string& directory) { write_model(*trainer_, companions_, directory); });
-      if (std::isnan(result.eval_loss) && !metrics_->evals().empty()) result.eval_loss = metrics_->evals().back().loss;
+      replace_model(*trainer_, companions_, result.model_directory);
+      if (first_ && std::isnan(result.eval_loss) && !metrics_->evals().empty())
+        result.eval_loss = metrics_->evals().back().loss;
       write_plot();
     }
     return result;
@@ -158,8 +162,44 @@ class Run {
  private:
   std::string folder(const char* name) const { return (fs::path(recipe_.output) / name).string(); }
 
+  void check_mesh() const {
+    const Mesh& mesh = options_.mesh;
+    if (mesh.size(MeshAxis::ep) > 1)
+      throw Unsupported("a recipe on {} ranks of ep; expected ranks of dp, tp and pp", mesh.size(MeshAxis::ep));
+    if (training_.accumulation % mesh.size(MeshAxis::dp) != 0)
+      throw InvalidArgument(
+          "{}: training.accumulation is {}; {} ranks of dp, which divide the passes of a step, need a multiple of {}",
+          recipe_.path, training_.accumulation, mesh.size(MeshAxis::dp), mesh.size(MeshAxis::dp));
+  }
+
+  // Makes the output directory ready and returns the checkpoint to go on from.
+  std::optional<FoundCheckpoint> open_output(const Logger& log) {
+    make_directory(recipe_.output);
+    lock_.emplace(recipe_.output, log);
+    remove_unfinished(recipe_.output);
+    remove_unfinished(folder("checkpoints"));
+    if (!options_.resume && !list_checkpoints(folder("checkpoints")).empty())
+      throw InvalidArgument(
+          "'{}' holds a run already; --resume goes on from its newest checkpoint, or choose another output directory",
+          recipe_.output);
+    return newest_checkpoint(folder("checkpoints"), log);
+  }
+
+  int64_t value_of_first(int64_t value) const { return value_of_first_rank(*options_.device, options_.mesh, value); }
+
+  // The first rank tells the others where it goes on; they get there what it has verified.
+  void tell_checkpoint(const std::optional<FoundCheckpoint>& found) const {
+    value_of_first(found ? found->state.step : -1);
+  }
+  std::optional<FoundCheckpoint> told_checkpoint() const {
+    const int64_t step = value_of_first(0);
+    if (step < 0) return std::nullopt;
+    const std::string directory = checkpoint_directory(folder("checkpoints"), step);
+    return FoundCheckpoint{directory, verify_checkpoint(directory)};
+  }
+
   void tell(const std::string& sentence) const {
-    if (options_.on_note) options_.on_note(sentence);
+    if (first_ && options_.on_note) options_.on_note(sentence);
   }
 
   // Opens the model with the weights that training begins with, or without weights.
@@ -197,12 +237,12 @@ class Run {
   }
 
   void prepare_data(const models::Checkpoint& start) {
-    make_directory(folder("tokens"));
+    if (first_) make_directory(folder("tokens"));
     const auto open = [&](const char* name, const Texts& texts) {
       return std::make_unique<TokenFile>(TokenFile::open_or_make((fs::path(folder("tokens")) / name).string(), texts,
                                                                  *tokenizer_, hash_of(tokenizer_files_), eos_of(start),
                                                                  [&](int64_t done, int64_t total) {
-                                                                   if (options_.on_preparation)
+                                                                   if (first_ && options_.on_preparation)
                                                                      options_.on_preparation("tokenizing", done, total);
                                                                  }));
     };
@@ -235,17 +275,21 @@ class Run {
                       training_.decay_steps, training_.min_learning_rate));
   }
 
+  // Ranks of dp take passes in turn; their losses are added in the order of the passes.
   double evaluate() {
     const Recipe::Training& t = training_;
-    double total = 0;
-    int64_t count = 0;
+    const int64_t ranks = options_.mesh.size(MeshAxis::dp), rank = options_.mesh.rank(MeshAxis::dp);
+    std::vector<int64_t> own;  // of this rank's passes, the loss's bits and the number of labels
+    int64_t passes = 0;
     Batch batch;
     clear(batch);
     const auto flush = [&] {
       if (batch.token_ids.empty()) return;
-      const auto [loss, labels] = trainer_->evaluate(batch);
-      total += loss * static_cast<double>(labels);
-      count += labels;
+      if (passes++ % ranks == rank) {
+        const auto [loss, labels] = trainer_->evaluate(batch);
+        own.push_back(std::bit_cast<int64_t>(loss));
+        own.push_back(labels);
+      }
       clear(batch);
     };
     for (int64_t d = 0; d < eval_data_->num_documents(); ++d) {
@@ -258,6 +302,16 @@ class Run {
       }
     }
     flush();
+    const int64_t most = (passes + ranks - 1) / ranks;
+    own.resize(static_cast<size_t>(2 * most));  // as many on every rank
+    const std::vector<int64_t> all = gather_values(*options_.device, options_.mesh, MeshAxis::dp, own);
+    double total = 0;
+    int64_t count = 0;
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      const auto place = static_cast<size_t>(2 * (pass % ranks * most + pass / ranks));
+      total += std::bit_cast<double>(all[place]) * static_cast<double>(all[place + 1]);
+      count += all[place + 1];
+    }
     return total / static_cast<double>(std::max<int64_t>(count, 1));
   }
 
@@ -270,12 +324,14 @@ class Run {
   }
 
   void write_plot() {
-    io::write_file_atomically(folder("loss.svg"), plot_svg(*metrics_, fs::path(recipe_.output).filename().string()));
+    if (first_)
+      io::write_file_atomically(folder("loss.svg"), plot_svg(*metrics_, fs::path(recipe_.output).filename().string()));
   }
 
   const Recipe& recipe_;
   Recipe::Training training_;  // with decay_steps resolved
   const RunOptions& options_;
+  bool first_;  // of the ranks: it has the metrics, and writes files
   std::optional<OutputLock> lock_;
   std::unique_ptr<io::Tokenizer> tokenizer_;
   std::vector<io::TokenizerFile> tokenizer_files_;

@@ -12,7 +12,7 @@
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/models/family.h"
 #include "eadem/ops/parallel/expert_exchange.h"
-#include "eadem/ops/training/optimizer.h"
+#include "eadem/train/rank_values.h"
 
 namespace eadem::train {
 
@@ -60,8 +60,6 @@ const Encoding* products_from_name(std::string_view name) {
 Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device,
                  const TrainerOptions& options, const Mesh& mesh)
     : model_(std::move(model)), device_(std::move(device)), options_(options), mesh_(mesh) {
-  if (mesh_.size(MeshAxis::pp) > 1)
-    throw Unsupported("a trainer on {} ranks of pp; expected a mesh of dp, tp and ep", mesh_.size(MeshAxis::pp));
   if (options.weights != DType::f32 && options.weights != DType::bf16)
     throw InvalidArgument("weights of {} cannot be trained; expected f32 or bf16", dtype_name(options.weights));
   check_options(options);
@@ -76,6 +74,13 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   parameters_ = std::make_shared<pipeline::ParameterStore>(device_, mesh_);
 
   balancing_ = find_balancing();
+  compile_programs();
+  find_rounded();
+  list_parameters();
+  make_optimizer();
+}
+
+void Trainer::compile_programs() {
   const auto build = [&](bool balancing) {
     return models::build_training_graph(*model_, {.device = device_.get(),
                                                   .hardware = &hardware_,
@@ -87,23 +92,23 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
         .graph;
   };
   Environment environment{.device = device_, .mesh = mesh_};
-  environment.disabled_fusions = options.disabled_fusions;
-  environment.bounds[Symbol::tokens] = options.batch_tokens;
-  environment.bounds[Symbol::sequences] = options.batch_tokens;
-  environment.bounds[ops::rank_tokens()] = options.batch_tokens;
+  environment.disabled_fusions = options_.disabled_fusions;
+  environment.bounds[Symbol::tokens] = options_.batch_tokens;
+  environment.bounds[Symbol::sequences] = options_.batch_tokens;
+  environment.bounds[ops::rank_tokens()] = options_.batch_tokens;
   environment.mode = Mode::training;
   environment.seeds_come_first = true;
   environment.frozen = find_frozen();
-  training_ = std::make_unique<Program>(build(balancing_ > 0), environment, parameters_);
-  training_->require_complete();
+  for (int pass = 0; pass < mesh_.size(MeshAxis::pp); ++pass) {
+    training_.push_back(std::make_unique<Program>(build(balancing_ > 0), environment, parameters_));
+    training_.back()->require_complete();
+  }
   environment.mode = Mode::inference;
   evaluation_ = std::make_unique<Program>(build(false), environment, parameters_);
   evaluation_->require_complete();
   for (const std::string& name : parameters_->names())
     if (std::find(environment.frozen.begin(), environment.frozen.end(), name) == environment.frozen.end())
       trained_.push_back(name);
-  find_rounded();
-  compile_update();
 }
 
 double Trainer::find_balancing() const {
@@ -112,6 +117,9 @@ double Trainer::find_balancing() const {
   if (coef > 0 && config != nullptr && (config->family().router_aux_loss_coef == 0 || config->num_experts == 0))
     throw Unsupported("router_aux_loss_coef is {}; this model of type {} has no load-balancing loss", coef,
                       config->model_type);
+  if (coef > 0 && mesh_.size(MeshAxis::pp) > 1)
+    throw Unsupported("router_aux_loss_coef is {}; {} stages of pp have no load-balancing loss, which is of all layers",
+                      coef, mesh_.size(MeshAxis::pp));
   return coef;
 }
 
@@ -146,62 +154,55 @@ void Trainer::find_rounded() {
       rounded_.push_back(parameter.name);
 }
 
-void Trainer::compile_update() {
-  Graph graph;
-  const ValueId hyper = graph.add_input("hyper", TensorType(DType::f32, {8}));
-  const std::vector<std::string>& names = trained_;
-  std::vector<ValueId> gradients;
-  const auto state = [&](const std::string& name, const TensorType& type) {
-    states_[name] = allocate_tensor(*device_, type.dtype, type.bind({}));
-    device_->fill_zero(states_[name].view.data, states_[name].view.size_bytes());
-    return graph.add_state(name, type);
+void Trainer::list_parameters() {
+  const auto contains = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
   };
-  // The types say which gradients are parts, and which are sums that the ranks have yet to add.
-  const Graph& trained = training_->graph();
-  // By the axes, of tp and ep, over which a gradient is divided.
-  std::map<std::pair<bool, bool>, std::vector<ValueId>> divided;
-  std::vector<ValueId> whole;
-  for (const std::string& name : names) {
-    const TensorType& type = trained.value(*trained.find("grad." + name)).type;
-    gradients.push_back(state("grad." + name, type));
-    const auto is_part = [&](MeshAxis axis) { return type.over(axis).kind == Sharding::Kind::sharded; };
-    const std::pair axes{is_part(MeshAxis::tp), is_part(MeshAxis::ep)};
-    (axes.first || axes.second ? divided[axes] : whole).push_back(gradients.back());
-  }
-  // The length of all is that of the whole ones and of the lengths of every rank's parts.
-  for (const auto& [axes, parts] : divided)
-    whole.push_back(graph.add1(std::make_shared<ops::GradNorm>(static_cast<int>(parts.size()), true), parts));
-  const ValueId norm = graph.add1(std::make_shared<ops::GradNorm>(static_cast<int>(whole.size())), whole);
-  graph.mark_output("norm", norm);
-  for (size_t i = 0; i < names.size(); ++i) {
-    const TensorType type = parameters_->type(names[i]);
-    const TensorType wide = type.with_dtype(DType::f32);
-    // f32 weights are their own master copies.
-    const bool rounded = type.dtype != DType::f32;
-    const ValueId master = rounded ? state("master." + names[i], wide) : graph.add_state("weight." + names[i], wide);
-    const ValueId m = state("m." + names[i], wide), v = state("v." + names[i], wide);
-    const ValueId weight = rounded ? graph.add_state("weight." + names[i], type) : pipeline::kNoValue;
-    graph.add(std::make_shared<ops::AdamW>(kernels::AdamWAttrs{.decay = type.rank() >= 2}),
-              {gradients[i], norm, hyper, master, m, v, weight});
-  }
-  update_ = std::make_unique<Program>(std::move(graph), Environment{.device = device_, .mesh = mesh_}, parameters_);
-  update_->require_complete();
-  const auto makes_norm = [&](const pipeline::Node& node) {
-    return std::find(node.outputs.begin(), node.outputs.end(), update_->output("norm")) != node.outputs.end();
+  const auto add = [&](const std::string& name) {
+    whole_parameters_[name] = {parameters_->whole_shape(name), parameters_->type(name).dtype, contains(trained_, name),
+                               contains(rounded_, name), mesh_.rank(MeshAxis::pp)};
   };
-  const std::vector<pipeline::Node>& nodes = update_->graph().nodes();
-  norm_end_ = static_cast<size_t>(std::find_if(nodes.begin(), nodes.end(), makes_norm) - nodes.begin()) + 1;
-  for (const auto& [name, id] : update_->states()) {
-    constexpr std::string_view kWeight = "weight.";
-    const bool is_weight = name.starts_with(kWeight);
-    update_->bind_state(name,
-                        is_weight ? parameters_->layout(name.substr(kWeight.size()), nullptr) : states_.at(name).view);
+  const int stages = mesh_.size(MeshAxis::pp);
+  if (stages == 1) {
+    for (const std::string& name : parameters_->names()) add(name);
+    return;
   }
-  for (const auto& [name, id] : training_->states()) training_->bind_state(name, states_.at(name).view);
+  const std::vector<models::ParameterInfo> all = model_->parameters();
+  std::vector<int64_t> own;  // of each, what its stage knows; -1: it is another stage's
+  for (const models::ParameterInfo& parameter : all) {
+    const std::string& name = parameter.name;
+    own.push_back(!parameters_->contains(name) ? -1
+                                               : static_cast<int64_t>(parameters_->type(name).dtype) * 4 +
+                                                     contains(trained_, name) * 2 + contains(rounded_, name));
+  }
+  const std::vector<int64_t> known = gather_values(*device_, mesh_, MeshAxis::pp, own);
+  for (size_t i = 0; i < all.size(); ++i)
+    for (int stage = 0; stage < stages; ++stage)
+      if (const int64_t value = known[static_cast<size_t>(stage) * all.size() + i]; value >= 0)
+        whole_parameters_.try_emplace(all[i].name, WholeParameter{all[i].shape, static_cast<DType>(value / 4),
+                                                                  value / 2 % 2 == 1, value % 2 == 1, stage});
+}
+
+void Trainer::make_optimizer() {
+  std::vector<Optimizer::Gradient> gradients;
+  for (const std::string& name : trained_) {
+    const Graph& graph = training_[0]->graph();
+    const TensorType& type = graph.value(*graph.find("grad." + name)).type;
+    Tensor& values = gradients_[name] = allocate_tensor(*device_, type.dtype, type.bind({}));
+    device_->fill_zero(values.view.data, values.view.size_bytes());
+    for (const auto& program : training_) program->bind_state("grad." + name, values.view);
+    gradients.push_back({name, type, values.view});
+  }
+  optimizer_ = std::make_unique<Optimizer>(device_, mesh_, parameters_, gradients,
+                                           AdamWOptions{.beta1 = options_.beta1,
+                                                        .beta2 = options_.beta2,
+                                                        .eps = options_.eps,
+                                                        .weight_decay = options_.weight_decay,
+                                                        .max_grad_norm = options_.max_grad_norm});
 }
 
 void Trainer::load(const models::Checkpoint& checkpoint) {
-  models::load_weights(*parameters_, checkpoint);
+  models::load_weights(*parameters_, checkpoint, {}, {.one_stage = mesh_.size(MeshAxis::pp) > 1});
   copy_weights_to_masters();
 }
 
@@ -212,24 +213,57 @@ void Trainer::load_random(uint64_t seed, double stddev) {
 
 void Trainer::load_param(const std::string& name, const TensorView& whole) {
   parameters_->load(name, whole, "load_param");
-  copy_weight_to_master(name);
+  optimizer_->copy_to_master(name);
 }
 
 // Masters begin as copies of the weights; a resumed run overwrites them with its saved values.
-void Trainer::copy_weight_to_master(const std::string& name) {
-  const auto master = states_.find("master." + name);
-  if (master == states_.end()) return;
-  const Tensor wide = converted_on_host(parameters_->to_host(name).view, DType::f32);
-  device_->copy_from_host(master->second.view.data, wide.view.data, wide.view.size_bytes());
-}
-
 void Trainer::copy_weights_to_masters() {
-  for (const std::string& name : parameters_->names()) copy_weight_to_master(name);
+  for (const std::string& name : trained_) optimizer_->copy_to_master(name);
 }
 
 std::vector<std::pair<std::string, Tensor>> Trainer::state_dict() const {
   std::vector<std::pair<std::string, Tensor>> result;
   for (const std::string& name : parameters_->names()) result.emplace_back(name, parameters_->to_host(name));
+  return result;
+}
+
+std::vector<std::pair<std::string, Tensor>> Trainer::whole_state_dict() const {
+  std::vector<std::pair<std::string, Tensor>> result;
+  if (mesh_.rank(MeshAxis::dp) != 0) return result;  // it has what the first has
+  for (const auto& [name, parameter] : whole_parameters_) {
+    const Tensor own = is_here(parameter) ? joined(name, parameters_->to_host(name)) : Tensor();
+    if (Tensor whole = from_stage(parameter.stage, own, parameter.dtype, parameter.shape); whole.defined())
+      result.emplace_back(name, std::move(whole));
+  }
+  return result;
+}
+
+Tensor Trainer::from_stage(int stage, const Tensor& own, DType dtype, const Shape& shape) const {
+  // Stages are those of the first ranks along the other axes.
+  for (MeshAxis axis : {MeshAxis::dp, MeshAxis::tp, MeshAxis::ep})
+    if (mesh_.rank(axis) != 0) return {};
+  const int here = mesh_.rank(MeshAxis::pp);
+  if (stage == 0) return here == 0 ? own : Tensor();
+  if (here != 0 && here != stage) return {};
+  const Tensor sent = here == stage ? copy_to_device(device_, own.view) : allocate_tensor(*device_, dtype, shape);
+  if (here == stage) {
+    mesh_.along(MeshAxis::pp).send(*device_, sent.view, 0);
+    return {};
+  }
+  mesh_.along(MeshAxis::pp).recv(*device_, sent.view, stage);
+  return copy_to_host(*device_, sent.view);
+}
+
+Tensor Trainer::joined(const std::string& parameter, const Tensor& part) const {
+  Tensor result = part;
+  // A part was cut over ep first. Ranks that are not the first along an axis have nothing to join along the next.
+  for (MeshAxis axis : {MeshAxis::tp, MeshAxis::ep}) {
+    const Sharding sharding = parameters_->type(parameter).over(axis);
+    if (sharding.kind == Sharding::Kind::sharded && mesh_.size(axis) > 1)
+      result =
+          join_parts(*device_, mesh_, axis, result, sharding.axis, parameters_->whole_shape(parameter)[sharding.axis]);
+    if (mesh_.rank(axis) != 0) return {};
+  }
   return result;
 }
 
@@ -286,75 +320,72 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate, c
   const int64_t rank_tokens = most_tokens_of_ranks(batches);
   num_labels = summed_over_ranks(0, num_labels).second;
   if (num_labels == 0) throw InvalidArgument("no token of the step has a label");
-  for (const auto& [name, id] : training_->states())
-    device_->fill_zero(states_.at(name).view.data, states_.at(name).view.size_bytes());
+  for (const auto& [name, values] : gradients_) device_->fill_zero(values.view.data, values.view.size_bytes());
 
   double loss = 0, balance = 0;
-  last_ = training_.get();
   const int64_t num_passes = balancing_ > 0 ? summed_over_ranks(0, static_cast<int64_t>(batches.size())).second : 1;
   const auto balance_seed = static_cast<float>(balancing_ / static_cast<double>(num_passes));
   const std::vector<float> seeds(static_cast<size_t>(options_.batch_tokens),
                                  static_cast<float>(1.0 / static_cast<double>(num_labels)));
-  for (const Batch& batch : batches) {
-    const SymbolValues symbols = feed(*training_, batch, rank_tokens);
-    training_->set_input(training_->input("d.loss"), seeds.data(),
-                         symbols[Symbol::tokens] * static_cast<int64_t>(sizeof(float)));
-    // The balancing loss has no gradient where everything that it depends on is frozen.
-    if (balancing_ > 0 && training_->graph().find(kBalancingSeed))
-      training_->set_input(training_->input(kBalancingSeed), &balance_seed, sizeof(float));
-    training_->run_forward(symbols, observer);
-    training_->run_backward(symbols, observer);
-    for (float token_loss : last_token_losses()) loss += token_loss;
-    if (balancing_ > 0) {
-      float pass_balance = 0;
-      training_->read(training_->output(kBalancing), &pass_balance);
-      balance += static_cast<double>(pass_balance);
-    }
+  for (size_t first = 0; first < batches.size(); first += training_.size()) {
+    const std::span<const Batch> group = batches.subspan(first, std::min(training_.size(), batches.size() - first));
+    const auto [losses, balances] = run_passes(group, rank_tokens, seeds, balance_seed, observer);
+    loss += losses;
+    balance += balances;
   }
   loss = summed_over_ranks(loss, 0).first / static_cast<double>(num_labels);
   if (balancing_ > 0) balance = summed_over_ranks(balance, 0).first / static_cast<double>(num_passes);
   loss += balancing_ * balance;
 
-  const auto t = static_cast<double>(num_steps_ + 1);
-  std::array<float, 8> hyper{};
-  hyper[kernels::kHyperLearningRate] = static_cast<float>(learning_rate);
-  hyper[kernels::kHyperBeta1] = static_cast<float>(options_.beta1);
-  hyper[kernels::kHyperBeta2] = static_cast<float>(options_.beta2);
-  hyper[kernels::kHyperEps] = static_cast<float>(options_.eps);
-  hyper[kernels::kHyperWeightDecay] = static_cast<float>(options_.weight_decay);
-  hyper[kernels::kHyperBiasCorrection1] = static_cast<float>(1 - std::pow(options_.beta1, t));
-  hyper[kernels::kHyperBiasCorrection2] = static_cast<float>(1 - std::pow(options_.beta2, t));
-  hyper[kernels::kHyperMaxNorm] = static_cast<float>(options_.max_grad_norm);
   if (!std::isfinite(loss))
     throw DataCorrupted("step {}: the loss is {}; the parameters are unchanged", num_steps_ + 1, loss);
   // The norm is computed first, alone: a gradient that is not finite must not reach the parameters.
-  update_->set_input(update_->input("hyper"), hyper.data(), sizeof(hyper));
-  update_->run_range(0, norm_end_, {}, observer);
-  float norm = 0;
-  update_->read(update_->output("norm"), &norm);
+  const float norm = optimizer_->sum_gradients(observer);
   if (!std::isfinite(norm))
     throw DataCorrupted("step {}: the gradient's norm is {}; the parameters are unchanged", num_steps_ + 1, norm);
-  update_->run_range(norm_end_, update_->graph().nodes().size(), {}, observer);
+  optimizer_->update(learning_rate, num_steps_ + 1, observer);
   ++num_steps_;
   parameters_->refresh_packed(trained_);
   return {loss, norm, balancing_ > 0 ? std::optional(balance) : std::nullopt};
 }
 
-std::vector<int64_t> Trainer::gathered(std::span<const int64_t> values, MeshAxis axis) const {
-  const int64_t ranks = mesh_.size(axis), count = std::ssize(values);
-  if (ranks == 1) return {values.begin(), values.end()};
-  std::vector<int64_t> all(static_cast<size_t>(ranks * count));
-  const Tensor part = allocate_tensor(*device_, DType::i64, Shape{count});
-  const Tensor parts = allocate_tensor(*device_, DType::i64, Shape{ranks, count});
-  device_->copy_from_host(part.view.data, values.data(), part.view.size_bytes());
-  mesh_.along(axis).all_gather(*device_, parts.view, part.view);
-  device_->copy_to_host(all.data(), parts.view.data, parts.view.size_bytes());
-  return all;
+std::pair<double, double> Trainer::run_passes(std::span<const Batch> batches, int64_t rank_tokens,
+                                              std::span<const float> seeds, float balance_seed,
+                                              const pipeline::StepObserver* observer) {
+  std::vector<SymbolValues> symbols;
+  for (size_t pass = 0; pass < batches.size(); ++pass) {
+    Program& program = *training_[pass];
+    symbols.push_back(feed(program, batches[pass], rank_tokens));
+    if (has_loss())
+      program.set_input(program.input("d.loss"), seeds.data(),
+                        symbols.back()[Symbol::tokens] * static_cast<int64_t>(sizeof(float)));
+    // The balancing loss has no gradient where everything that it depends on is frozen.
+    if (balancing_ > 0 && program.graph().find(kBalancingSeed))
+      program.set_input(program.input(kBalancingSeed), &balance_seed, sizeof(float));
+    program.run_forward(symbols.back(), observer);
+  }
+  double loss = 0, balance = 0;
+  for (size_t pass = 0; pass < batches.size(); ++pass) {
+    Program& program = *training_[pass];
+    program.run_backward(symbols[pass], observer);
+    last_ = &program;
+    for (float token_loss : last_token_losses()) loss += token_loss;
+    if (balancing_ > 0) {
+      float pass_balance = 0;
+      program.read(program.output(kBalancing), &pass_balance);
+      balance += static_cast<double>(pass_balance);
+    }
+  }
+  return {loss, balance};
 }
 
 std::pair<double, int64_t> Trainer::summed_over_ranks(double loss, int64_t count) const {
+  // The last stage has the losses; all have counts.
+  const auto of_loss = std::bit_cast<int64_t>(loss);
+  loss = std::bit_cast<double>(gather_values(*device_, mesh_, MeshAxis::pp, {&of_loss, 1}).back());
   for (MeshAxis axis : {MeshAxis::ep, MeshAxis::dp}) {
-    const std::vector<int64_t> all = gathered(std::array{std::bit_cast<int64_t>(loss), count}, axis);
+    const std::vector<int64_t> all =
+        gather_values(*device_, mesh_, axis, std::array{std::bit_cast<int64_t>(loss), count});
     loss = 0;
     count = 0;
     for (size_t i = 0; i < all.size(); i += 2) {
@@ -368,7 +399,8 @@ std::pair<double, int64_t> Trainer::summed_over_ranks(double loss, int64_t count
 int64_t Trainer::most_tokens_of_ranks(std::span<const Batch> batches) const {
   int64_t most = 0;
   for (const Batch& batch : batches) most = std::max(most, std::ssize(batch.token_ids));
-  const std::vector<int64_t> all = gathered(std::array{std::ssize(batches), most}, MeshAxis::ep);
+  const std::vector<int64_t> all =
+      gather_values(*device_, mesh_, MeshAxis::ep, std::array<int64_t, 2>{std::ssize(batches), most});
   for (size_t i = 0; i < all.size(); i += 2) {
     if (all[i] != all[0])
       throw InvalidArgument("rank {} of ep has {} batches, rank 0 has {}; experts need the tokens of all", i / 2,
@@ -385,11 +417,14 @@ std::pair<double, int64_t> Trainer::evaluate(const Batch& batch) {
   last_ = evaluation_.get();
   double loss = 0;
   for (float token_loss : last_token_losses()) loss += token_loss;
+  const auto of_loss = std::bit_cast<int64_t>(loss);
+  loss = std::bit_cast<double>(gather_values(*device_, mesh_, MeshAxis::pp, {&of_loss, 1}).back());
   return {batch.num_labels == 0 ? 0.0 : loss / static_cast<double>(batch.num_labels), batch.num_labels};
 }
 
 std::vector<float> Trainer::last_token_losses() const {
   if (last_ == nullptr) throw InvalidArgument("no pass has run yet: there are no losses");
+  if (!has_loss()) return {};
   const ValueId loss = last_->output("loss");
   std::vector<float> result(static_cast<size_t>(last_->view(loss).num_elements()));
   last_->read(loss, result.data());
@@ -397,30 +432,47 @@ std::vector<float> Trainer::last_token_losses() const {
 }
 
 Tensor Trainer::gradient(const std::string& parameter) const {
-  const auto found = states_.find("grad." + parameter);
-  if (found == states_.end()) throw NotFound("no parameter '{}' is trained", parameter);
+  const auto found = gradients_.find(parameter);
+  if (found == gradients_.end()) throw NotFound("no parameter '{}' is trained", parameter);
   return copy_to_host(*device_, found->second.view);
 }
 
 std::vector<std::pair<std::string, Tensor>> Trainer::optimizer_state() const {
   std::vector<std::pair<std::string, Tensor>> result;
-  for (const auto& [name, state] : states_)
-    if (!name.starts_with("grad.")) result.emplace_back(name, copy_to_host(*device_, state.view));
+  for (const std::string& name : optimizer_->state_names()) result.emplace_back(name, optimizer_->state(name));
   for (const std::string& name : rounded_) result.emplace_back("exact." + name, parameters_->to_host(name));
   return result;
 }
 
-void Trainer::check_optimizer_state(const io::WeightSource& source) const {
-  const auto check = [&](const std::string& name, const TensorView& own) {
-    const Tensor saved = source.get(name);
-    if (saved.dtype() != DType::f32 || !(saved.shape() == own.shape))
-      throw InvalidArgument("{}: '{}' is {}; expected {}", source.path(), name, to_string(saved.view), to_string(own));
+std::vector<std::pair<std::string, Shape>> Trainer::optimizer_state_shapes() const {
+  std::vector<std::pair<std::string, Shape>> result;
+  const auto add = [&](const char* kind, bool WholeParameter::*has) {
+    for (const auto& [name, parameter] : whole_parameters_)
+      if (parameter.*has && (kind != std::string_view("master.") || parameter.dtype != DType::f32))
+        result.emplace_back(kind + name, parameter.shape);
   };
+  for (const char* kind : {"m.", "master.", "v."}) add(kind, &WholeParameter::trained);
+  add("exact.", &WholeParameter::rounded);
+  return result;
+}
+
+Tensor Trainer::whole_optimizer_state(const std::string& name) const {
+  const std::string parameter = Optimizer::parameter_of(name);
+  const WholeParameter& whole = whole_parameters_.at(parameter);
+  Tensor own;
+  if (is_here(whole)) own = name.starts_with("exact.") ? parameters_->to_host(parameter) : optimizer_->state(name);
+  if (mesh_.rank(MeshAxis::dp) != 0) return {};
+  return from_stage(whole.stage, own.defined() ? joined(parameter, own) : own, DType::f32, whole.shape);
+}
+
+void Trainer::check_optimizer_state(const io::WeightSource& source) const {
   std::set<std::string> known;
-  for (const auto& [name, state] : states_)
-    if (!name.starts_with("grad.")) check(*known.insert(name).first, state.view);
-  for (const std::string& name : rounded_)
-    check(*known.insert("exact." + name).first, parameters_->layout(name, nullptr));
+  for (const auto& [name, shape] : optimizer_state_shapes()) {
+    const Tensor saved = source.get(*known.insert(name).first);
+    if (saved.dtype() != DType::f32 || !(saved.shape() == shape))
+      throw InvalidArgument("{}: '{}' is {}; expected {}", source.path(), name, to_string(saved.view),
+                            to_string(TensorView(nullptr, DType::f32, shape)));
+  }
   for (const io::WeightInfo& info : source.tensors())
     if (!known.contains(info.name))
       throw InvalidArgument("{}: '{}' is no state of a trainer with weights in {}", source.path(), info.name,
@@ -429,14 +481,15 @@ void Trainer::check_optimizer_state(const io::WeightSource& source) const {
 
 void Trainer::load_optimizer_state(const io::WeightSource& source, int64_t num_steps) {
   check_optimizer_state(source);
-  for (const auto& [name, state] : states_) {
-    if (name.starts_with("grad.")) continue;
-    const Tensor saved = source.get(name);
-    device_->copy_from_host(state.view.data, saved.view.data, saved.view.size_bytes());
-  }
-  for (const std::string& name : rounded_) {
-    const Tensor saved = source.get("exact." + name);
-    device_->copy_from_host(parameters_->layout(name, nullptr).data, saved.view.data, saved.view.size_bytes());
+  for (const auto& [name, shape] : optimizer_state_shapes()) {
+    const std::string parameter = Optimizer::parameter_of(name);
+    if (!is_here(whole_parameters_.at(parameter))) continue;
+    const Tensor part = parameters_->part_of_whole(parameter, source.get(name));
+    if (name.starts_with("exact."))
+      device_->copy_from_host(parameters_->layout(parameter, nullptr).data, part.view.data, part.view.size_bytes());
+    else
+      optimizer_->set_state(name, part.view);
+    source.release(name);
   }
   num_steps_ = num_steps;
 }

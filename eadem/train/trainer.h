@@ -8,8 +8,11 @@
 //
 // On a mesh there is one trainer per rank, each used by its own thread or process, and all call the same methods in the
 // same order. Over tp they divide the weights; batches are the same. Over dp each has batches of its own, and a step is
-// one over the batches of all: losses, labels and gradients are summed in the order of the ranks. Over ep it is so too,
-// but that they divide the experts, whose gradients come from the tokens of all: there all ranks run as many passes.
+// one over the batches of all: losses, labels and gradients are summed in the order of the ranks. The ranks of dp
+// divide the optimizer's states (optimizer.h). Over ep batches are each rank's own, too, but that they divide the
+// experts, whose gradients come from the tokens of all: there all ranks run as many passes. Over pp each has one stage
+// of the layers; batches are the same. Passes go through the stages in groups of as many as there are stages, forward
+// one after another and then backward (GPipe), so that gradients are added in the order of the passes.
 //
 // One thread at a time may use a trainer.
 #pragma once
@@ -24,6 +27,7 @@
 #include "eadem/models/auto_model.h"
 #include "eadem/models/graphs.h"
 #include "eadem/pipeline/program.h"
+#include "eadem/train/optimizer.h"
 #include "eadem/train/token_data.h"
 
 namespace eadem::train {
@@ -61,8 +65,9 @@ class Trainer {
  public:
   // Throws Unsupported, naming the op, when an op has no backward kernel on the device; InvalidArgument for options,
   // also for a pattern of `frozen` that no parameter has, and when nothing is left to train.
-  // Also Unsupported for a mesh with pipeline stages, and for a load-balancing loss of a model that has none;
-  // InvalidArgument for ranks of ep and a model without experts.
+  // Also Unsupported for a load-balancing loss of a model that has none, or over several stages of pp, and for tied
+  // weights that two stages read; InvalidArgument for ranks of ep and a model without experts, and for more stages than
+  // layers.
   Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const TrainerOptions& options,
           const Mesh& mesh = {});
 
@@ -72,6 +77,8 @@ class Trainer {
   void load_param(const std::string& name, const TensorView& whole);
   // Copies this rank's parts of the weights that the passes read to the host, in their dtype.
   std::vector<std::pair<std::string, Tensor>> state_dict() const;
+  // The whole weights on the first rank of the mesh, none on the others; all ranks call it together.
+  std::vector<std::pair<std::string, Tensor>> whole_state_dict() const;
 
   // Runs one optimizer step over the passes of `batches` (gradient accumulation). The loss is the mean over all their
   // labelled tokens, with the coefficient times the mean of their load-balancing losses where that is not 0. Throws
@@ -81,15 +88,18 @@ class Trainer {
   StepResult step(std::span<const Batch> batches, double learning_rate,
                   const pipeline::StepObserver* observer = nullptr);
   // Returns the mean loss of one batch of this rank, without a load-balancing loss, and the number of its labelled
-  // tokens, by the serving pass; changes nothing. All ranks of tp and ep call it together.
+  // tokens, by the serving pass; changes nothing. All ranks of tp, pp and ep call it together.
   std::pair<double, int64_t> evaluate(const Batch& batch);
-  // Returns the loss of each token of the last pass of step (or of evaluate), on the host.
+  // Returns the loss of each token of the last pass of step (or of evaluate), on the host; none on stages of pp before
+  // the last one.
   std::vector<float> last_token_losses() const;
 
   // Throws NotFound naming the parameters that are not set.
   void require_all_loaded() const { parameters_->require_all_loaded("the trainer"); }
 
   int64_t num_steps() const { return num_steps_; }
+  // Bytes of the optimizer's states that this rank keeps.
+  int64_t state_bytes() const { return optimizer_->state_bytes(); }
   int64_t num_parameters() const { return parameters_->num_parameters(); }
   std::vector<std::string> parameter_names() const { return parameters_->names(); }
   const std::vector<std::string>& trained_names() const { return trained_; }
@@ -98,32 +108,58 @@ class Trainer {
   Tensor gradient(const std::string& parameter) const;
 
   // Everything that a resumed run needs to continue bit for bit: "master.", "m.", "v." + parameter name, f32, and
-  // "exact." + the name of each parameter that a checkpoint's tensors give with a rounding (norms of 1 + w).
+  // "exact." + the name of each parameter that a checkpoint's tensors give with a rounding (norms of 1 + w). This
+  // rank's parts over tp and ep, of its stage; all ranks of dp call it together.
   std::vector<std::pair<std::string, Tensor>> optimizer_state() const;
-  // Throws NotFound or InvalidArgument, naming the tensor, unless `source` holds all tensors of optimizer_state().
+  // Of each of these tensors the name and the shape over all ranks, in the order of a checkpoint.
+  std::vector<std::pair<std::string, Shape>> optimizer_state_shapes() const;
+  // One of them, whole, on the first rank of the mesh, undefined on the others; all ranks call it together.
+  Tensor whole_optimizer_state(const std::string& name) const;
+  // Throws NotFound or InvalidArgument, naming the tensor, unless `source` holds exactly the whole tensors.
   void check_optimizer_state(const io::WeightSource& source) const;
-  // Throws as check_optimizer_state does; nothing has changed then.
+  // Takes this rank's parts of the whole tensors. Throws as check_optimizer_state does; nothing has changed then.
   void load_optimizer_state(const io::WeightSource& source, int64_t num_steps);
 
   const models::Model& model() const { return *model_; }
-  // The compiled program, for `explain`.
-  const pipeline::Program& training_program() const { return *training_; }
+  const Mesh& mesh() const { return mesh_; }
+  Device& device() const { return *device_; }
+  // The compiled program, one of several alike over pp; for `explain`.
+  const pipeline::Program& training_program() const { return *training_[0]; }
 
  private:
+  // A parameter of the whole model, which may be another stage's.
+  struct WholeParameter {
+    Shape shape;
+    DType dtype;
+    bool trained, rounded;
+    int stage;
+  };
+
   void check(const Batch& batch) const;
   // Returns the symbols of a pass, of which no rank of ep has more than `rank_tokens` tokens.
   SymbolValues feed(pipeline::Program& program, const Batch& batch, int64_t rank_tokens) const;
+  void compile_programs();
+  void list_parameters();  // whole_parameters_
+
+  bool is_here(const WholeParameter& parameter) const { return parameter.stage == mesh_.rank(MeshAxis::pp); }
+  // What the first rank of `stage` has, of this dtype and shape, on the first rank of the mesh; undefined elsewhere.
+  Tensor from_stage(int stage, const Tensor& own, DType dtype, const Shape& shape) const;
+  // Runs passes of a step, as many as there are stages, or fewer. Returns the sums of their losses and of their
+  // load-balancing losses; 0 on stages that have none.
+  std::pair<double, double> run_passes(std::span<const Batch> batches, int64_t rank_tokens,
+                                       std::span<const float> seeds, float balance_seed,
+                                       const pipeline::StepObserver* observer);
+  bool has_loss() const { return mesh_.rank(MeshAxis::pp) + 1 == mesh_.size(MeshAxis::pp); }
   // The parameters that match options_.frozen.
   std::vector<std::string> find_frozen() const;
   void find_rounded();
-  void compile_update();
-  void copy_weight_to_master(const std::string& name);
+  void make_optimizer();
   void copy_weights_to_masters();
   // The coefficient of the load-balancing loss.
   double find_balancing() const;
-  // `values` of all ranks of an axis, in their order.
-  std::vector<int64_t> gathered(std::span<const int64_t> values, MeshAxis axis) const;
-  // Sums of a step's losses, and of what they are divided by, over the ranks of dp and ep.
+  // Joins the parts over tp and ep of a tensor that has the division of a parameter. As whole_optimizer_state().
+  Tensor joined(const std::string& parameter, const Tensor& part) const;
+  // Sums of a step's losses, of the last stage, and of what they are divided by, over the ranks of dp and ep.
   std::pair<double, int64_t> summed_over_ranks(double loss, int64_t count) const;
   // The most tokens of a pass on any rank of ep. Throws InvalidArgument unless all of them run as many passes.
   int64_t most_tokens_of_ranks(std::span<const Batch> batches) const;
@@ -134,13 +170,16 @@ class Trainer {
   Mesh mesh_;
   modules::AutoHardwareConfig hardware_;
   std::shared_ptr<pipeline::ParameterStore> parameters_;
-  std::unique_ptr<pipeline::Program> training_, evaluation_, update_;
+  // One for each pass that is under way at once, whose memory keeps what its backward pass needs.
+  std::vector<std::unique_ptr<pipeline::Program>> training_;
+  std::unique_ptr<pipeline::Program> evaluation_;
   const pipeline::Program* last_ = nullptr;
-  std::vector<std::string> trained_;
-  std::vector<std::string> rounded_;      // trained f32 parameters that a checkpoint does not hold to the bit
-  double balancing_ = 0;                  // coefficient of the load-balancing loss
-  size_t norm_end_ = 0;                   // nodes of the update up to the gradient's norm
-  std::map<std::string, Tensor> states_;  // "grad.", "master.", "m.", "v." + trained_ name; on the device
+  std::map<std::string, WholeParameter> whole_parameters_;  // of all stages
+  std::vector<std::string> trained_;                        // of this stage
+  std::vector<std::string> rounded_;         // trained f32 parameters that a checkpoint does not hold to the bit
+  double balancing_ = 0;                     // coefficient of the load-balancing loss
+  std::map<std::string, Tensor> gradients_;  // of trained_; on the device
+  std::unique_ptr<Optimizer> optimizer_;
   int64_t num_steps_ = 0;
 };
 

@@ -54,7 +54,7 @@ class Examples(ProgramTest):
             "num_attention_heads": 2, "max_position_embeddings": 64}))
         (self.folder / "recipe.toml").write_text(
             '[model]\nconfig = "config.json"\n[tokenizer]\npath = "path/to/model"\n[data]\ntrain = ["text.txt"]\n'
-            '[training]\nsteps = 2\nbatch_tokens = 64\nsequence_length = 32\nwarmup_steps = 1\n[output]\ndirectory = "out"\n')
+            '[training]\nsteps = 2\naccumulation = 2\nbatch_tokens = 64\nsequence_length = 32\nwarmup_steps = 1\n[output]\ndirectory = "out"\n')
 
     def run_example(self, command):
         """A session's example is given one text; the others read what they name."""

@@ -32,6 +32,7 @@ accumulation = {accumulation}
 sequence_length = 32
 warmup_steps = 1
 checkpoint_interval = {checkpoint_interval}
+{extra}
 [output]
 directory = "out"
 """
@@ -45,12 +46,12 @@ class Train(unittest.TestCase):
         self.eadem("tokenizer", "train", "text.txt", "--vocab-size", "270", "--special", "<|endoftext|>", "--bos",
                    "<|endoftext|>", "--eos", "<|endoftext|>", "-o", "tokenizer", check=True)
         (self.folder / "config.json").write_text(json.dumps({
-            "model_type": "llama", "vocab_size": 270, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+            "model_type": "llama", "vocab_size": 270, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
             "num_attention_heads": 2, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0}))
 
-    def recipe(self, steps, accumulation=1, checkpoint_interval=100):
+    def recipe(self, steps, accumulation=1, checkpoint_interval=100, extra=""):
         (self.folder / "recipe.toml").write_text(
-            RECIPE.format(steps=steps, accumulation=accumulation, checkpoint_interval=checkpoint_interval))
+            RECIPE.format(steps=steps, accumulation=accumulation, checkpoint_interval=checkpoint_interval, extra=extra))
 
     def eadem(self, *arguments, **options):
         return subprocess.run([PROGRAM, *arguments], cwd=self.folder, capture_output=True, text=True, timeout=120, **options)
@@ -180,6 +181,138 @@ class Train(unittest.TestCase):
         self.assertIn("schedule of the learning rate ends at step 4", result.stderr)
         self.recipe(3)
         self.refused("training.steps is 3", "stands at step 6", arguments=("recipe.toml", "--resume"))
+
+    # Rows of the embedding are added token by token, in another order than one process adds them (parallelism.md).
+    FROZEN = 'freeze = ["model.embed_tokens.*"]'
+
+    def files(self):
+        """The bytes of what a run has written, but for speeds."""
+        names = [path.relative_to(self.folder) for path in sorted((self.folder / "out").rglob("*"))
+                 if path.is_file() and path.name not in ("lock", "metrics.jsonl")]
+        files = {str(name): (self.folder / name).read_bytes() for name in names}
+        metrics = [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in self.metrics()]
+        return files, metrics
+
+    def test_processes_write_the_bytes_of_one(self):
+        for extra in (self.FROZEN, self.FROZEN + '\nweights = "bf16"'):
+            for ranks in (2, 3):
+                with self.subTest(extra=extra, ranks=ranks):
+                    shutil.rmtree(self.folder / "out", ignore_errors=True)
+                    self.recipe(8, accumulation=ranks, checkpoint_interval=3,
+                                extra=extra)
+                    one = self.eadem("train", "recipe.toml")
+                    self.assertEqual(one.returncode, 0, one.stderr)
+                    expected = self.files()
+                    shutil.rmtree(self.folder / "out")
+                    several = self.eadem("train", "recipe.toml", "--dp", str(ranks))
+                    self.assertEqual((several.returncode, several.stdout), (0, "out/final\n"), several.stderr)
+                    self.assertIn(f"the first of {ranks} processes (dp {ranks} x tp 1 x pp 1)", several.stderr)
+                    files, metrics = self.files()
+                    self.assertEqual(metrics, expected[1])
+                    self.assertEqual(sorted(files), sorted(expected[0]))
+                    for name, content in files.items():
+                        self.assertTrue(content == expected[0][name], name)
+
+    def test_stages_write_the_bytes_of_one(self):
+        self.recipe(8, accumulation=3, checkpoint_interval=3, extra="max_grad_norm = 0\nweights = \"bf16\"")
+        self.assertEqual(self.eadem("train", "recipe.toml").returncode, 0)
+        expected = self.model_hash()
+        shutil.rmtree(self.folder / "out")
+        result = self.eadem("train", "recipe.toml", "--pp", "2")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.model_hash(), expected)
+
+    def test_any_number_of_processes_goes_on_from_a_checkpoint(self):
+        self.recipe(1000000, accumulation=2)
+        step = 0
+        for arguments in (["--dp", "2"], ["--tp", "2"], [], ["--dp", "2", "--tp", "2"], ["--pp", "2"],
+                          ["--dp", "2", "--tp", "2", "--pp", "2"], ["--tp", "2"]):
+            with self.subTest(arguments=arguments):
+                process = self.start("--resume", *arguments)
+                self.wait_for(process, lambda: len(self.metrics()) > step + 2)
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=60)
+                self.assertEqual((process.returncode, out), (130, ""), err)
+                self.assertIn("--resume` goes on", err)
+                if step:
+                    self.assertIn(f"going on from out/checkpoints/step_{step:08}", err)
+                step = self.metrics()[-1]["step"]
+                self.assertEqual(self.checkpoints()[-1], f"step_{step:08}")
+        self.assertEqual([line["step"] for line in self.metrics()], list(range(1, step + 1)))
+
+    def test_resumed_processes_end_where_one_run_ends(self):
+        self.recipe(12, accumulation=2, checkpoint_interval=4, extra=self.FROZEN)
+        self.assertEqual(self.eadem("train", "recipe.toml").returncode, 0)
+        expected = self.model_hash()
+        shutil.rmtree(self.folder / "out")
+        for ranks, steps in ((1, 3), (2, 7), (1, 9), (2, 12)):
+            self.recipe(steps, accumulation=2, checkpoint_interval=4, extra=self.FROZEN + "\ndecay_steps = 12")
+            result = self.eadem("train", "recipe.toml", "--resume", "--dp", str(ranks))
+            self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.model_hash(), expected)
+
+    def children(self, process):
+        path = Path(f"/proc/{process.pid}/task")
+        return [int(child) for task in path.iterdir() for child in (task / "children").read_text().split()]
+
+    def test_a_process_that_dies_ends_the_run_with_its_name(self):
+        self.recipe(1000000, accumulation=2, checkpoint_interval=3)
+        for arguments in (["--dp", "2"], ["--dp", "2", "--tp", "2"]):
+            with self.subTest(arguments=arguments):
+                shutil.rmtree(self.folder / "out", ignore_errors=True)
+                process = self.start(*arguments)
+                self.wait_for(process, lambda: len(self.metrics()) > 5)
+                victim = max(self.children(process))
+                os.kill(victim, signal.SIGKILL)
+                out, err = process.communicate(timeout=60)
+                self.assertEqual((process.returncode, out), (1, ""), err)
+                self.assertIn(f"(process {victim}) died: signal 9", err)
+                self.assertTrue(self.checkpoints())
+                self.recipe(self.metrics()[-1]["step"] + 1, accumulation=2, checkpoint_interval=3,
+                            extra="decay_steps = 1000000")
+                result = self.eadem("train", "recipe.toml", "--resume")
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.recipe(1000000, accumulation=2, checkpoint_interval=3)
+
+    def test_processes_end_with_the_first(self):
+        self.recipe(1000000, accumulation=2)
+        process = self.start("--dp", "2")
+        self.wait_for(process, self.metrics)
+        [child] = self.children(process)
+        process.kill()
+        process.wait()
+        deadline = time.time() + 10
+        while Path(f"/proc/{child}").exists() and "zombie" not in Path(f"/proc/{child}/status").read_text():
+            self.assertLess(time.time(), deadline, "it lives on")
+            time.sleep(0.02)
+
+    def test_what_processes_cannot_divide_is_refused(self):
+        self.recipe(3, accumulation=4)
+        self.refused("recipe.toml: training.accumulation is 4; 3 ranks of dp", "a multiple of 3",
+                     arguments=("recipe.toml", "--dp", "3"))
+        self.refused("2 attention heads do not divide into 3", arguments=("recipe.toml", "--tp", "3"))
+        self.refused("2 layers for 3 pipeline stages", arguments=("recipe.toml", "--pp", "3"))
+        for arguments, words in ((("--dp", "0"), "--dp is 0; expected 1 to 64"),
+                                 (("--dp", "33", "--tp", "2"), "--dp 33 --tp 2 make 66 processes; expected at most 64"),
+                                 (("--dp", "2", "--threads", "1"), "--dp 2 needs at least one for each rank"),
+                                 (("--dp", "2", "--device", "reference"), "--dp 2 is for the CPU")):
+            result = self.eadem("train", "recipe.toml", *arguments)
+            self.assertEqual((result.returncode, result.stdout), (2, ""), result.stderr)
+            self.assertIn(words, result.stderr)
+
+    def test_a_full_disk_ends_all_processes(self):
+        self.recipe(1000000, accumulation=400, checkpoint_interval=1)  # steps take long enough for what follows
+        process = self.start("--dp", "2")
+        self.wait_for(process, lambda: len(self.checkpoints()) > 1)
+        [child] = self.children(process)
+        # The output directory becomes one that cannot be written: a file stands where checkpoints go.
+        os.rename(self.folder / "out/checkpoints", self.folder / "moved")
+        (self.folder / "out/checkpoints").write_text("a file")
+        out, err = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, out), (1, ""), err)
+        self.assertIn("out/checkpoints", err)
+        self.assertFalse(Path(f"/proc/{child}").exists())
+        self.assertTrue(list((self.folder / "moved").glob("step_*/trainer.json")), "the earlier ones stay")
 
     def test_what_is_no_regular_file_is_refused(self):
         self.recipe(3)

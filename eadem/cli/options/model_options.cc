@@ -48,6 +48,13 @@ void leave_terminal() {
   close(nothing);
 }
 
+constexpr int64_t kMostRanks = 64;
+
+void require_rank_count(const char* name, int64_t count) {
+  if (count < 1 || count > kMostRanks)
+    throw UsageError(fmt::format("{} is {}; expected 1 to {}", name, count, kMostRanks));
+}
+
 // The dtype of option `flag`, else that of --dtype, which sets every precision at once.
 Override<DType> dtype_of_option(const char* flag, const std::string& value, const std::string& common) {
   return value.empty() ? Override<DType>(dtype_from_name(common), "--dtype")
@@ -89,13 +96,37 @@ void ModelOptions::add_ranks(Arguments& arguments) {
                    "in each of them; threads as with --tp. The bits are those of one process (default: 1)");
 }
 
+void ModelOptions::add_training_ranks(Arguments& arguments) {
+  arguments.option(
+      "--dp", "N", data_ranks,
+      "divide the passes of each step over N processes of this machine (data parallelism), on the CPU; the "
+      "recipe's accumulation must be a multiple of N. The steps stay what they are, and the optimizer's "
+      "states are divided; the threads of --threads are divided among the processes (default: 1)");
+  arguments.option("--tp", "N", tensor_ranks,
+                   "divide the matrices of the model over N processes (tensor parallelism), with --dp over N for each "
+                   "of its ranks (default: 1)");
+  arguments.option(
+      "--pp", "N", stages,
+      "divide the layers of the model over N processes (pipeline parallelism), with --dp and --tp likewise; "
+      "each process works on N passes of a step at a time, so that accumulation should be a multiple of N "
+      "times that of --dp. Not for tied weights (default: 1)");
+}
+
+void ModelOptions::check_training_ranks() const {
+  require_rank_count("--dp", data_ranks);
+  require_rank_count("--tp", tensor_ranks);
+  require_rank_count("--pp", stages);
+  std::string own;
+  for (const auto& [name, count] : {std::pair{"--dp", data_ranks}, {"--tp", tensor_ranks}, {"--pp", stages}})
+    if (count > 1) own += fmt::format("{}{} {}", own.empty() ? "" : " ", name, count);
+  if (ranks() > kMostRanks)
+    throw UsageError(fmt::format("{} make {} processes; expected at most {}", own, ranks(), kMostRanks));
+  if (ranks() > 1) require_threads_for_ranks(own);
+}
+
 void ModelOptions::check_ranks() const {
-  constexpr int64_t kMost = 64;
-  const auto in_range = [&](const char* name, int64_t count) {
-    if (count < 1 || count > kMost) throw UsageError(fmt::format("{} is {}; expected 1 to {}", name, count, kMost));
-  };
-  in_range("--tp", tensor_ranks);
-  in_range("--ep", expert_ranks);
+  require_rank_count("--tp", tensor_ranks);
+  require_rank_count("--ep", expert_ranks);
   if (launch && launch->size > 1 && expert_ranks > 1)
     throw UsageError(fmt::format("--ep is {}; the {} processes that mpirun has started divide tensors (--tp)",
                                  expert_ranks, launch->size));
@@ -105,7 +136,12 @@ void ModelOptions::check_ranks() const {
     throw UsageError(fmt::format("{} is {}; mpirun has started {} processes", expert_ranks > 1 ? "--ep" : "--tp",
                                  ranks(), launch->size));
   if (ranks() == 1) return;
-  const std::string own = fmt::format("{} {}", tensor_ranks > 1 ? "--tp" : "--ep", ranks());
+  require_threads_for_ranks(fmt::format("{} {}", tensor_ranks > 1 ? "--tp" : "--ep", ranks()));
+  if (follows()) leave_terminal();
+}
+
+// `own`: the options that ask for several ranks.
+void ModelOptions::require_threads_for_ranks(const std::string& own) const {
   if (device != "cpu") throw UsageError(fmt::format("{} is for the CPU; --device is {}", own, device));
   const auto enough = [&](const char* name, int64_t count) {
     if (count != 0 && count < ranks())
@@ -113,7 +149,6 @@ void ModelOptions::check_ranks() const {
   };
   enough("--threads", threads);
   enough("--prefill-threads", prefill_threads);
-  if (follows()) leave_terminal();
 }
 
 void ModelOptions::add_kv_dtype(Arguments& arguments) {

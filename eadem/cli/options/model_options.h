@@ -22,6 +22,7 @@ struct ModelOptions {
   std::string device = "cpu";
   int64_t threads = 0, prefill_threads = 0;
   int64_t tensor_ranks = 1, expert_ranks = 1;  // one of them is 1
+  int64_t data_ranks = 1, stages = 1;          // of training
   std::optional<distributed::Launch> launch;   // by mpirun; then it says which tensor ranks there are
   bool no_pin = false;
   std::string isa;
@@ -33,28 +34,35 @@ struct ModelOptions {
   std::optional<int64_t> draft_tokens;
 
   void add_operand(Arguments& arguments);
-  void add_device(Arguments& arguments);       // --device --threads … --isa
-  void add_ranks(Arguments& arguments);        // --tp and --ep, after add_device
-  void add_kv_dtype(Arguments& arguments);     // --kv-dtype alone
-  void add_precision(Arguments& arguments);    // --mode --dtype … --disable-fusion
-  void add_loading(Arguments& arguments);      // --pack-cache
-  void add_speculation(Arguments& arguments);  // --speculate --draft-tokens
+  void add_device(Arguments& arguments);          // --device --threads … --isa
+  void add_ranks(Arguments& arguments);           // --tp and --ep, after add_device
+  void add_training_ranks(Arguments& arguments);  // --dp, --tp and --pp, after add_device
+  void add_kv_dtype(Arguments& arguments);        // --kv-dtype alone
+  void add_precision(Arguments& arguments);       // --mode --dtype … --disable-fusion
+  void add_loading(Arguments& arguments);         // --pack-cache
+  void add_speculation(Arguments& arguments);     // --speculate --draft-tokens
 
   // Throws UsageError for a --tp or --ep that contradicts the other, the device or the threads. From here on a process
   // that follows rank 0 reads and writes nothing: rank 0 says what went wrong on any.
   void check_ranks() const;
-  int64_t ranks() const { return tensor_ranks * expert_ranks; }
+  // Likewise for --dp, --tp and --pp, which multiply.
+  void check_training_ranks() const;
+  int64_t ranks() const { return data_ranks * tensor_ranks * stages * expert_ranks; }
   bool follows() const { return launch && launch->rank > 0; }
   // Throws UsageError for options of speculation that contradict themselves or several ranks.
   void check_speculation() const;
   // What --speculate says, with the path of its model. Throws as resolve_model does.
   engine::SpeculationOptions speculation() const;
   DeviceOptions device_options() const;  // the CPU's options
-  // Opens the device of a rank of --tp or --ep, and binds this process to that rank's processors. Once in a process.
+  // Opens the device of a rank, and binds this process to that rank's processors. Once in a
+  // process.
   std::shared_ptr<Device> open(int rank = 0) const;
   HardwareMode hardware_mode() const;
   // Mode, precisions, fusions and the pack cache; the rest is left at its defaults.
   engine::EngineOptions engine_options() const;
+
+ private:
+  void require_threads_for_ranks(const std::string& own) const;
 };
 
 inline constexpr std::string_view kBundledModel = "stories", kBundledChatModel = "chat";
