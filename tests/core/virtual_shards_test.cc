@@ -93,8 +93,8 @@ TEST(VirtualShards, SumsOfRanksAddUpToTheSumOfOne) {
         }
         for (const ShardRange& sum : within) {
           terms.push_back(sum);
-          sums.push_back(written(shards.tree.steps(singles(sum)),
-                                 {names.begin() + sum.begin, names.begin() + sum.end}));
+          sums.push_back(
+              written(shards.tree.steps(singles(sum)), {names.begin() + sum.begin, names.begin() + sum.end}));
         }
       }
       EXPECT_EQ(written(shards.tree.steps(terms), sums), one) << whole << " on " << ranks << " ranks";

@@ -64,22 +64,11 @@ TEST(DeterministicAcrossTp, GoldenModels) {
   };
   // Key-value heads that divide, are copied and are all of one; experts, with a shared one and with a latent; latent
   // attention; state-space layers, linear attention and convolutions beside attention; windows and chunks.
-  for (const Row& row : {Row{"llama", {2, 4}},
-                         Row{"qwen2", {2, 4}},
-                         Row{"qwen3", {2, 4}},
-                         Row{"smollm2", {3}},
-                         Row{"qwen3_moe", {2, 4}},
-                         Row{"qwen2_moe", {2}},
-                         Row{"deepseek_v3", {2, 4}},
-                         Row{"deepseek_v32", {3}},
-                         Row{"granitemoehybrid", {2}},
-                         Row{"falcon_h1", {2}},
-                         Row{"nemotron_h_moe", {2}},
-                         Row{"lfm2", {3}},
-                         Row{"qwen3_next_all", {2}},
-                         Row{"llama4", {3}},
-                         Row{"gemma4_experts", {2}},
-                         Row{"longcat_flash", {2, 3, 4}}}) {
+  for (const Row& row :
+       {Row{"llama", {2, 4}}, Row{"qwen2", {2, 4}}, Row{"qwen3", {2, 4}}, Row{"smollm2", {3}}, Row{"qwen3_moe", {2, 4}},
+        Row{"qwen2_moe", {2}}, Row{"deepseek_v3", {2, 4}}, Row{"deepseek_v32", {3}}, Row{"granitemoehybrid", {2}},
+        Row{"falcon_h1", {2}}, Row{"nemotron_h_moe", {2}}, Row{"lfm2", {3}}, Row{"qwen3_next_all", {2}},
+        Row{"llama4", {3}}, Row{"gemma4_experts", {2}}, Row{"longcat_flash", {2, 3, 4}}}) {
     const models::Checkpoint checkpoint = models::open_checkpoint(golden(row.model));
     for (const HardwareMode mode : {HardwareMode::accuracy, HardwareMode::performance}) {
       SCOPED_TRACE(fmt::format("{}, mode {}", row.model, hardware_mode_name(mode)));
@@ -88,8 +77,8 @@ TEST(DeterministicAcrossTp, GoldenModels) {
   }
 }
 
-// Biases everywhere; 12 query heads that share 1, 2, 3 or 4 key-value heads; an MLP of 40, whose parts on 3 ranks are 14,
-// 13 and 13.
+// Biases everywhere; 12 query heads that share 1, 2, 3 or 4 key-value heads; an MLP of 40, whose parts on 3 ranks are
+// 14, 13 and 13.
 TEST(DeterministicAcrossTp, BiasesAndPartsThatAreUneven) {
   for (const int kv_heads : {1, 2, 3, 4}) {
     SCOPED_TRACE(fmt::format("{} key-value heads", kv_heads));
@@ -107,10 +96,9 @@ TEST(DeterministicAcrossTp, StateSpaceLayers) {
       SCOPED_TRACE(fmt::format("{}: {} groups", name, groups));
       expect_bits_of_one(*state_space_model(name, groups), {2, 3, 4}, random_weights(5));
     }
-  const auto whole = changed_model("granitemoehybrid", {{"mamba_n_heads", 9},
-                                                        {"mamba_d_head", 8},
-                                                        {"num_attention_heads", 12},
-                                                        {"num_key_value_heads", 12}});
+  const auto whole = changed_model(
+      "granitemoehybrid",
+      {{"mamba_n_heads", 9}, {"mamba_d_head", 8}, {"num_attention_heads", 12}, {"num_key_value_heads", 12}});
   expect_bits_of_one(*whole, {2, 3, 4}, random_weights(5));
 }
 
@@ -122,36 +110,39 @@ modules::ModelSpec stored_as(const models::Model& model, const Encoding* encodin
   return spec;
 }
 
-// Blocks and groups that fit the borders of shards, and scales of whole rows and whole matrices, which are made before a
-// rank's part is cut.
+// Blocks and groups that fit the borders of shards, and scales of whole rows and whole matrices, which are made before
+// a rank's part is cut.
 TEST(DeterministicAcrossTp, EncodedWeights) {
   struct Row {
     const Encoding* encoding;
     int heads;  // of 8 elements; as wide as the MLP
     std::vector<int> ranks;
+    int hidden = 64;
   };
-  for (const Row& row : {Row{BlockEncoding::find("q4_k"), 128, {2, 4}},
-                         Row{BlockEncoding::find("q4_k"), 96, {3}},
-                         Row{BlockEncoding::find("q6_k"), 128, {2, 4}},
-                         Row{BlockEncoding::find("q8_0"), 48, {2, 3, 4}},
-                         Row{GroupEncoding::find("int8_row_f32"), 48, {2, 3, 4}},
-                         Row{GroupEncoding::find("int4_g32_f16"), 48, {2, 3, 4}},
-                         Row{Fp8Encoding::find("fp8_e4m3_channel"), 12, {2, 3, 4}},
-                         Row{Fp8Encoding::find("fp8_e4m3_tensor"), 12, {2, 3, 4}}}) {
-    const auto model =
-        SmallModel{.vocab = 64, .hidden = 256, .ffn = row.heads * 8, .heads = row.heads, .kv_heads = 2, .bias = false}
-            .make();
+  for (const Row& row :
+       {Row{BlockEncoding::find("q4_k"), 128, {2, 4}, 256}, Row{BlockEncoding::find("q4_k"), 96, {3}, 256},
+        Row{BlockEncoding::find("q8_0"), 48, {2, 3, 4}}, Row{GroupEncoding::find("int8_row_f32"), 48, {2, 3, 4}},
+        Row{GroupEncoding::find("int4_g32_f16"), 48, {2, 3, 4}},
+        Row{Fp8Encoding::find("fp8_e4m3_channel"), 12, {2, 3, 4}},
+        Row{Fp8Encoding::find("fp8_e4m3_tensor"), 12, {2, 3, 4}}}) {
+    const auto model = SmallModel{.vocab = 64,
+                                  .hidden = row.hidden,
+                                  .ffn = row.heads * 8,
+                                  .layers = 1,
+                                  .heads = row.heads,
+                                  .kv_heads = 2,
+                                  .bias = false}
+                           .make();
     const modules::ModelSpec spec = stored_as(*model, row.encoding);
     for (const HardwareMode mode : {HardwareMode::accuracy, HardwareMode::performance}) {
-      SCOPED_TRACE(fmt::format("{} in {} heads, mode {}", spec.checkpoint_type->name(), row.heads,
-                               hardware_mode_name(mode)));
+      SCOPED_TRACE(
+          fmt::format("{} in {} heads, mode {}", spec.checkpoint_type->name(), row.heads, hardware_mode_name(mode)));
       expect_bits_of_one(*model, row.ranks, random_weights(5), {mode, spec});
     }
   }
-  const auto experts = changed_model("qwen3_moe", {{"moe_intermediate_size", 384},
-                                                   {"intermediate_size", 384},
-                                                   {"num_attention_heads", 48},
-                                                   {"head_dim", 8}});
+  const auto experts = changed_model(
+      "qwen3_moe",
+      {{"moe_intermediate_size", 384}, {"intermediate_size", 384}, {"num_attention_heads", 48}, {"head_dim", 8}});
   expect_bits_of_one(*experts, {2, 3, 4}, random_weights(5),
                      {HardwareMode::performance, stored_as(*experts, BlockEncoding::find("q8_0"))});
 }
@@ -176,8 +167,7 @@ TEST(DeterministicAcrossTp, RanksOfExperts) {
   const Served one = serve_on(*checkpoint.model, 1, weights_of(checkpoint), {})[0];
   for (const int ranks : {2, 3})
     run_mesh({.ep = ranks}, [&](const Mesh& mesh) {
-      const Served own =
-          serve(*checkpoint.model, mesh, true, weights_of(checkpoint), HardwareMode::accuracy, {}, true);
+      const Served own = serve(*checkpoint.model, mesh, true, weights_of(checkpoint), HardwareMode::accuracy, {}, true);
       EXPECT_TRUE(same_bits(own.logits, one.logits));
       EXPECT_TRUE(same_bits(own.logprob, one.logprob));
     });
@@ -224,8 +214,7 @@ TEST(DeterministicAcrossTp, WhatIsRefused) {
   EXPECT_HAS(refuse(*rows, 2, Serving{.spec = stored_as(*rows, GroupEncoding::find("int8_row_f32"))}),
              "o_proj: weights are int8_row_f32: a rank's rows of 48 values are not whole steps of 32");
   const auto device = open_device("cpu", {.num_threads = 1});
-  const auto hardware =
-      modules::AutoHardwareConfig::from_model_spec(rows->spec(), *device, HardwareMode::accuracy);
+  const auto hardware = modules::AutoHardwareConfig::from_model_spec(rows->spec(), *device, HardwareMode::accuracy);
   EXPECT_HAS(refusal([&] {
                models::build_training_graph(
                    *rows, {.device = device.get(), .hardware = &hardware, .deterministic_across_tp = true});

@@ -50,10 +50,9 @@ std::shared_ptr<const models::Model> dense_model() { return test::SmallModel{.he
 std::shared_ptr<const models::Model> hybrid_model() { return test::state_space_model("granitemoehybrid", 3); }
 
 std::shared_ptr<const models::Model> expert_model() {
-  return test::changed_model("qwen3_moe", {{"moe_intermediate_size", 384},
-                                           {"intermediate_size", 384},
-                                           {"num_attention_heads", 48},
-                                           {"head_dim", 8}});
+  return test::changed_model(
+      "qwen3_moe",
+      {{"moe_intermediate_size", 384}, {"intermediate_size", 384}, {"num_attention_heads", 48}, {"head_dim", 8}});
 }
 
 TEST(DeterministicRanks, DrawTheBitsOfOneRank) {
@@ -64,8 +63,7 @@ TEST(DeterministicRanks, DrawTheBitsOfOneRank) {
   };
   for (const Row& row : {Row{"dense", random(dense_model()), {2, 3, 4}},
                          Row{"experts in q8_0", random(expert_model(), BlockEncoding::find("q8_0")), {2, 3, 4}},
-                         Row{"hybrid", random(hybrid_model()), {2, 3, 4}},
-                         Row{"stories", from(kStories), {2, 3}},
+                         Row{"hybrid", random(hybrid_model()), {2, 3, 4}}, Row{"stories", from(kStories), {2, 3}},
                          Row{"qwen3_next_all", from(golden("qwen3_next_all")), {2}}})
     for (const HardwareMode mode : {HardwareMode::accuracy, HardwareMode::performance}) {
       const Make make = deterministic(row.make, mode);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Engines of several ranks, which are processes, and requests that they run. Ranks are forked: a test that includes this
-// is a program of its own.
+// Engines of several ranks, which are processes, and requests that they run. Ranks are forked: a test that includes
+// this is a program of its own.
 #pragma once
 
 #include <functional>
@@ -33,7 +33,8 @@ inline Make from(const std::string& model) {
   };
 }
 
-inline std::unique_ptr<distributed::ForkedRanks> fork_ranks(int size, const Make& make, distributed::ProcessGroupOptions limits = {}) {
+inline std::unique_ptr<distributed::ForkedRanks> fork_ranks(int size, const Make& make,
+                                                            distributed::ProcessGroupOptions limits = {}) {
   const auto body = [&](const std::shared_ptr<Communicator>& ranks) {
     const auto device = one_thread();
     follow_engines(ranks, device, [&](const CacheConfig& cache, int64_t draft_tokens) {

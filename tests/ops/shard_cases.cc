@@ -34,8 +34,8 @@ std::vector<Workload> shard_sum() {
   std::vector<Workload> cases;
   for (DType dtype : {DType::f32, DType::bf16})
     for (const std::vector<int>& counts : {std::vector<int>{2}, {3}, {2, 4}, {2, 4, 3}, {2, 3, 5, 7}})
-      for (const auto& [tokens, hidden] : {std::pair<int64_t, int64_t>{0, 8}, {1, 1}, {1, 511}, {2, 256}, {3, 171},
-                                           {33, 300}}) {
+      for (const auto& [tokens, hidden] :
+           {std::pair<int64_t, int64_t>{0, 8}, {1, 1}, {1, 511}, {2, 256}, {3, 171}, {33, 300}}) {
         const VirtualShards shards = VirtualShards::of(420, counts);
         cases.push_back(named_case(std::make_shared<ops::ShardSum>(kernels::ShardSumAttrs{
                                        .owners = {{0, shards.size()}}, .tree = shards.tree, .out_dtype = dtype}),

@@ -22,8 +22,8 @@ struct ShardRange {
 };
 
 // The order of a sum over shards. Each border between two neighbours has a level. A range of shards is the sum of the
-// ranges between its borders of the lowest level, added from the left; a single shard is itself. With levels 1 0 1, four
-// shards are (s0 + s1) + (s2 + s3).
+// ranges between its borders of the lowest level, added from the left; a single shard is itself. With levels 1 0 1,
+// four shards are (s0 + s1) + (s2 + s3).
 class SumTree {
  public:
   SumTree() = default;

@@ -151,8 +151,7 @@ PlanPtr prepare_sum(const KernelRequest& r, Context& context) {
   if (attrs.ranks() == 1) return prepare_alone(attrs);
   GatheredSum plan{.most = attrs.most_sums(), .communicator = &context.mesh.along(attrs.over)};
   for (const ShardRange& sum : attrs.sums_of(attrs.rank))
-    plan.own.push_back(
-        {static_cast<size_t>(sum.begin - attrs.own().begin), steps_of(attrs.tree, single_shards(sum))});
+    plan.own.push_back({static_cast<size_t>(sum.begin - attrs.own().begin), steps_of(attrs.tree, single_shards(sum))});
   std::vector<ShardRange> all;
   for (int rank = 0; rank < attrs.ranks(); ++rank) {
     const std::vector<ShardRange> sums = attrs.sums_of(rank);
