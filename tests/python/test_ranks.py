@@ -128,6 +128,23 @@ def test_every_number_of_ranks_has_the_same_bits():
     assert len(texts) == 1
 
 
+@pytest.mark.parametrize("target, kind", [("model.gguf", "q4_k_m"), ("int8", "int8")])
+def test_quantized_files_have_the_same_bits_on_every_number_of_ranks(tmp_path, target, kind):
+    # Parts of 256 columns on four ranks: one block of q4_k.
+    config = eadem.LlamaConfig(vocab_size=96, hidden_size=256, intermediate_size=1024, num_hidden_layers=2,
+                               num_attention_heads=16, num_key_value_heads=2, head_dim=64, max_position_embeddings=64)
+    engine = InferEngine(config)
+    engine.load_random(seed=5)
+    engine.save_pretrained(tmp_path / "plain")
+    eadem.convert(tmp_path / "plain", tmp_path / target, type=kind)
+    results = set()
+    for size in (1, 2, 4):
+        engine = InferEngine.from_pretrained(tmp_path / target, DistConfig(size, deterministic_across_tp=True), threads=4)
+        output = engine.forward(InferEngine.Input(PROMPT), return_logits=True)
+        results.add((output.logits.tobytes(), np.asarray(output.logprobs).tobytes(), *greedy(engine)))
+    assert len(results) == 1
+
+
 def test_the_option_of_equal_bits_has_a_value_and_a_limit():
     assert not DistConfig(2).deterministic_across_tp
     assert DistConfig([0, 1], deterministic_across_tp=True).deterministic_across_tp
