@@ -429,18 +429,19 @@ int explain(CommandLine command_line) {
   const std::vector<Place> places = places_of(hardware, layers, options.all);
   const int64_t context = options.context.value_or(checkpoint.model->info().default_context());
   const Mesh mesh = engine_options.mesh();
-  const models::BuiltGraph built =
-      models::build_inference_graph(*checkpoint.model, {.device = device.get(),
-                                                        .hardware = &hardware,
-                                                        .cache = {.layout = modules::CacheLayout::contiguous,
-                                                                  .num_blocks = options.batch,
-                                                                  .block_size = context,
-                                                                  .num_slots = options.batch},
-                                                        .num_ranks = mesh.size(MeshAxis::tp),
-                                                        .rank = mesh.rank(MeshAxis::tp),
-                                                        .expert_ranks = mesh.size(MeshAxis::ep),
-                                                        .expert_rank = mesh.rank(MeshAxis::ep),
-                                                        .longest_sequence = context});
+  const models::BuiltGraph built = models::build_inference_graph(
+      *checkpoint.model, {.device = device.get(),
+                          .hardware = &hardware,
+                          .cache = {.layout = modules::CacheLayout::contiguous,
+                                    .num_blocks = options.batch,
+                                    .block_size = context,
+                                    .num_slots = options.batch},
+                          .num_ranks = mesh.size(MeshAxis::tp),
+                          .rank = mesh.rank(MeshAxis::tp),
+                          .expert_ranks = mesh.size(MeshAxis::ep),
+                          .expert_rank = mesh.rank(MeshAxis::ep),
+                          .longest_sequence = context,
+                          .deterministic_across_tp = engine_options.deterministic_across_tp});
   const modules::CacheSpec cache = engine::plan_cache(engine::cache_request(checkpoint, *device, engine_options)).spec;
   const std::string refusal(engine::why_no_prefix_caching(engine_options.cache, cache));
   JsonValue output = JsonValue::object();

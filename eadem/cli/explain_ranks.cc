@@ -8,6 +8,7 @@
 #include "eadem/core/mesh/planned_rank.h"
 #include "eadem/engine/cache/memory_demand.h"
 #include "eadem/models/config/model_config.h"
+#include "eadem/ops/parallel/virtual_shards.h"
 
 namespace eadem::cli {
 
@@ -19,7 +20,10 @@ std::vector<std::pair<std::string, int>> exchanges_of(const pipeline::Program& p
   for (size_t n = 0; n < program.graph().nodes().size(); ++n) {
     const kernels::Kernel* kernel = program.choices()[n].kernel;
     if (kernel == nullptr || !kernel->name.ends_with("_communicator")) continue;
-    const std::string_view op = program.graph().nodes()[n].op->name();
+    const ops::Op& node_op = *program.graph().nodes()[n].op;
+    if (const auto* sum = dynamic_cast<const ops::ShardSum*>(&node_op); sum != nullptr && sum->collective().ranks == 1)
+      continue;  // every rank has all shards
+    const std::string_view op = node_op.name();
     const auto found = std::find_if(result.begin(), result.end(), [&](const auto& each) { return each.first == op; });
     if (found == result.end())
       result.emplace_back(op, 1);

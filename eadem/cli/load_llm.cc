@@ -27,6 +27,8 @@ void check_division(const ModelOptions& options, const models::Model& model) {
   if (model.info().heads % options.tensor_ranks != 0)
     throw InvalidArgument("--tp is {}; the model's {} attention heads do not divide by it", options.tensor_ranks,
                           model.info().heads);
+  if (options.deterministic_across_tp)
+    models::require_same_bits_on(model.info(), static_cast<int>(options.tensor_ranks));
   const int64_t experts = model.config() == nullptr ? 0 : model.config()->num_experts;
   if (options.expert_ranks > 1 && experts < options.expert_ranks)
     throw InvalidArgument("--ep is {}; the model has {} experts, and each process needs one", options.expert_ranks,

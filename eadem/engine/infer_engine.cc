@@ -82,7 +82,8 @@ ProgramSet::Options set_options(const models::Model& model, const std::shared_pt
   if (options.num_ranks() > 1) environment.whole_outputs = {"hidden", "logits"};
   const int64_t vocab = model.info().vocab;
   return {.make_graph =
-              [&model, device, hardware, plan, decisions, mesh = options.mesh()] {
+              [&model, device, hardware, plan, decisions, mesh = options.mesh(),
+               deterministic = options.deterministic_across_tp] {
                 models::BuiltGraph built =
                     models::build_inference_graph(model, {.device = device.get(),
                                                           .hardware = &hardware,
@@ -91,7 +92,8 @@ ProgramSet::Options set_options(const models::Model& model, const std::shared_pt
                                                           .rank = mesh.rank(MeshAxis::tp),
                                                           .expert_ranks = mesh.size(MeshAxis::ep),
                                                           .expert_rank = mesh.rank(MeshAxis::ep),
-                                                          .longest_sequence = plan.max_length});
+                                                          .longest_sequence = plan.max_length,
+                                                          .deterministic_across_tp = deterministic});
                 if (decisions != nullptr) *decisions = std::move(built.decisions);
                 return std::move(built.graph);
               },
@@ -136,12 +138,15 @@ InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared
       throw Unsupported("{} ranks on {}; ranks compute on the CPU", options.num_ranks(), device_->description());
     channel_ = std::make_unique<RankChannel>(options.ranks, device_);
   }
+  if (options.deterministic_across_tp && !device_->host_accessible())
+    throw Unsupported("deterministic_across_tp on {}; ranks compute on the CPU", device_->description());
   require_count("max_num_batched_tokens", options_.max_num_batched_tokens, 1);
   require_count("max_logit_rows", options.max_logit_rows, 0);
   if (options.divide != MeshAxis::tp && options.divide != MeshAxis::ep)
     throw InvalidArgument("ranks divide {}; an engine's divide tp or ep", mesh_axis_name(options.divide));
   require_count("draft_tokens", options.draft_tokens, 0);
   parameters_ = std::make_shared<pipeline::ParameterStore>(device_, options_.mesh());
+  if (options.deterministic_across_tp) parameters_->encode_before_cutting();
   if (leads()) {
     channel_->begin(RankCommand::start);
     channel_->put(options_.cache);

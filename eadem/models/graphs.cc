@@ -1,9 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/models/graphs.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
 namespace eadem::models {
 
 namespace {
+
+// Borders of the first of these counts part a sum first: then what a rank of 2 or of 4 has is one term of the sum.
+constexpr int kRankCounts[] = {2, 4, 3};
+
+std::vector<int> rank_counts_of(const ModelInfo& model) {
+  std::vector<int> counts;
+  for (const int ranks : kRankCounts)
+    if (model.heads % ranks == 0) counts.push_back(ranks);
+  return counts;
+}
 
 BuildContext start(BuiltGraph& built, const GraphOptions& options) {
   BuildContext context{.graph = built.graph,
@@ -43,10 +57,29 @@ ValueId build_decoder(const Model& model, BuildContext& context) {
 
 }  // namespace
 
+std::vector<int> same_bits_on(const ModelInfo& model) {
+  std::vector<int> counts = rank_counts_of(model);
+  counts.push_back(1);
+  std::sort(counts.begin(), counts.end());
+  return counts;
+}
+
+void require_same_bits_on(const ModelInfo& model, int num_ranks) {
+  const std::vector<int> counts = same_bits_on(model);
+  if (std::find(counts.begin(), counts.end(), num_ranks) == counts.end())
+    throw InvalidArgument(
+        "deterministic_across_tp gives the same bits on {} ranks of a model with {} attention heads; there are {}",
+        fmt::join(counts, ", "), model.heads, num_ranks);
+}
+
 BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options) {
   EADEM_CHECK(options.cache.layout != modules::CacheLayout::none, "an inference graph needs a cache");
   BuiltGraph built;
   BuildContext context = start(built, options);
+  if (options.deterministic_across_tp) {
+    require_same_bits_on(model.info(), options.num_ranks);
+    context.same_bits_on = rank_counts_of(model.info());
+  }
   modules::Sampling().feed(context);
   const ValueId hidden = build_decoder(model, context);
   const ValueId rows = built.graph.add_input("logit_rows", TensorType(DType::i32, {Symbol::logit_rows}));
@@ -62,6 +95,9 @@ BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options
 
 BuiltGraph build_training_graph(const Model& model, const GraphOptions& options) {
   EADEM_CHECK(options.cache.layout == modules::CacheLayout::none, "a training graph has no cache");
+  if (options.deterministic_across_tp)
+    throw Unsupported("deterministic_across_tp is for serving; this is a graph for training on {} ranks",
+                      options.num_ranks);
   BuiltGraph built;
   BuildContext context = start(built, options);
   const ValueId hidden = build_decoder(model, context);

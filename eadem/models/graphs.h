@@ -18,7 +18,16 @@ struct GraphOptions {
   int expert_rank = 0;               // this one
   int64_t longest_sequence = 0;      // tokens that a sequence may have; 0: not known, taken for few
   bool load_balancing_loss = false;  // a training graph has it as an output
+  // Serving: one rank's bits on each number of tensor-parallel ranks that same_bits_on() lists; one rank included,
+  // whose bits are not those without this option. See docs/parallelism.md.
+  bool deterministic_across_tp = false;
 };
+
+// The numbers of ranks that give the same bits with deterministic_across_tp: those of 1, 2, 3 and 4 that the model's
+// attention heads divide by.
+std::vector<int> same_bits_on(const ModelInfo& model);
+// Throws InvalidArgument for another number of ranks.
+void require_same_bits_on(const ModelInfo& model, int num_ranks);
 
 struct BuiltGraph {
   pipeline::Graph graph;
@@ -33,11 +42,14 @@ struct BuiltGraph {
 // modules::Sampling. Outputs: hidden [tokens, hidden], logits [logit_rows, vocab] f32, token and logprob [logit_rows].
 // States: model.layers.N.self_attn.{k,v}_cache. Throws InvalidArgument where ranks should divide experts that the model
 // does not have; so does the next.
+// deterministic_across_tp throws as require_same_bits_on() does, and Unsupported for what LinearFactory does not make
+// in shards.
 BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options);
 
 // Training and scoring without a cache; ranks that divide experts have tokens of their own. Inputs: token_ids,
 // positions, labels [tokens] i32 (negative: ignored), query_start, kv_length. Outputs: loss [tokens] f32 and, if it is
-// wanted, load_balancing_loss [1] f32. Throws InvalidArgument for a model without experts then.
+// wanted, load_balancing_loss [1] f32. Throws InvalidArgument for a model without experts then, and Unsupported for
+// deterministic_across_tp.
 BuiltGraph build_training_graph(const Model& model, const GraphOptions& options);
 
 // The states that a model's modules declare on rank `rank` of `num_ranks`, in the order of the computation.

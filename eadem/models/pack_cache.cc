@@ -72,13 +72,14 @@ PackCache::PackCache(const std::string& folder, pipeline::ParameterStore& parame
 
 void PackCache::plan() {
   const int ranks = parameters_.num_ranks() * parameters_.num_ranks(MeshAxis::ep);
-  parts_.push_back({fmt::format("eadem {}, packing version {}, rank {} of {}, expert rank {} of {}", EADEM_VERSION,
+  parts_.push_back({fmt::format("eadem {}, packing version {}, rank {} of {}, expert rank {} of {}{}", EADEM_VERSION,
                                 kPackingVersion, parameters_.rank(), parameters_.num_ranks(),
-                                parameters_.rank(MeshAxis::ep), parameters_.num_ranks(MeshAxis::ep))});
+                                parameters_.rank(MeshAxis::ep), parameters_.num_ranks(MeshAxis::ep),
+                                parameters_.encodes_before_cutting() ? ", encoded before it is cut" : "")});
   const std::vector<pipeline::ParameterStore::LayoutOf> all = parameters_.layouts();
   for (size_t begin = 0, end = 0; begin < all.size(); begin = end) {
-    const std::string& name = all[begin].name;
-    while (end < all.size() && all[end].name == name) ++end;
+    const std::string& name = all[begin].parameter;
+    while (end < all.size() && all[end].parameter == name) ++end;
     const TensorType& type = parameters_.type(name);
     const WeightRecipe* recipe = reader_.recipe(name);
     const std::optional<RecipeType> stored = reader_.type(name);
@@ -90,12 +91,12 @@ void PackCache::plan() {
       continue;
     std::vector<Layout>& layouts = forms_[name];
     for (size_t i = begin; i < end; ++i) {
-      if (all[i].packing == nullptr && as_in_file) {
-        layouts.push_back({nullptr, kInFile});
+      if (all[i].packing == nullptr && as_in_file && all[i].name == name) {
+        layouts.push_back({name, nullptr, kInFile});
         continue;
       }
-      layouts.push_back({all[i].packing, parts_.size()});
-      parts_.push_back({description_of(all[i], type), all[i].size_bytes});
+      layouts.push_back({all[i].name, all[i].packing, parts_.size()});
+      parts_.push_back({description_of(all[i], parameters_.type(all[i].name)), all[i].size_bytes});
     }
   }
 }
@@ -163,10 +164,10 @@ bool PackCache::place(const std::string& name) {
   if (found == forms_.end()) return false;
   for (const Layout& layout : found->second) {
     if (layout.part != kInFile) {
-      parameters_.place(name, layout.packing, pack_->part(layout.part).data(), pack_);
+      parameters_.place(layout.name, layout.packing, pack_->part(layout.part).data(), pack_);
     } else {
       const Tensor tensor = reader_.read(name);
-      parameters_.place(name, nullptr, tensor.view.data, tensor.storage);
+      parameters_.place(layout.name, nullptr, tensor.view.data, tensor.storage);
     }
   }
   return true;
@@ -183,10 +184,10 @@ void PackCache::write() {
     if (error) throw IoError("cannot make the folder {}: {}", folder.string(), error.message());
     std::vector<std::span<const std::byte>> data(parts_.size());
     for (const pipeline::ParameterStore::LayoutOf& layout : parameters_.layouts()) {
-      const auto found = forms_.find(layout.name);
+      const auto found = forms_.find(layout.parameter);
       if (found == forms_.end()) continue;
       for (const Layout& planned : found->second)
-        if (planned.packing == layout.packing && planned.part != kInFile)
+        if (planned.name == layout.name && planned.packing == layout.packing && planned.part != kInFile)
           data[planned.part] = {static_cast<const std::byte*>(layout.view.data),
                                 static_cast<size_t>(layout.size_bytes)};
     }

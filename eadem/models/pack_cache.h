@@ -44,6 +44,7 @@ class PackCache {
 
  private:
   struct Layout {
+    std::string name;  // as ParameterStore::LayoutOf has it
     const Encoding* packing;
     size_t part;  // index of a part of the pack, or kInFile
   };

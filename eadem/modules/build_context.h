@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,9 @@ struct BuildContext {
   int expert_rank = 0;           // this one
   bool own_tokens = false;       // each of them has tokens of its own; else all have the same
   int64_t longest_sequence = 0;  // tokens that a sequence may have; 0: not known, taken for few
+  // The numbers of tensor-parallel ranks that give the same bits, 1 aside, in the order in which their borders part a
+  // sum (core/mesh/virtual_shards.h). Nothing: ranks add one partial sum each.
+  std::optional<std::vector<int>> same_bits_on;
   StepValues step;
   std::vector<Decision> decisions;    // the choices of the factories, for `explain`
   std::vector<StateSpec> states;      // what modules declared

@@ -20,12 +20,12 @@ std::vector<Workload> workloads_of() {
 std::vector<Workload> all_workloads() {
   return workloads_of<Embedding, Linear, RmsNorm, LayerNorm, Add, Scale, Mul, RopeTable, Rope, Attention, Activation,
                       GatedActivation, Softmax, CrossEntropy, Cast, KvAppend, SelectRows, FeedTokens, Sample, AddBias,
-                      SelectHeads, SoftmaxState, ParallelCrossEntropy, AllReduce, AllGather, GradNorm, AdamW, Route,
-                      ExpertOrder, Permute, GroupedLinear, Unpermute, ClampedSwiglu, GateRows, IdentityExperts,
-                      LoadBalancingLoss, ExpertDispatch, ExpertCombine, LatentAppend, HeadLinear, LatentAttention,
-                      SelectKeys, SelectedAttention, CompressKeys, CompressedAttention, SelectBlocks, PoolKeys,
-                      PooledAttention, SplitColumns, ConcatColumns, ShortConvolution, StateSpaceScan, GatedDeltaRule,
-                      ScaleByPosition, ScaleBy, StreamWeights, CollapseStreams, ExpandStreams>();
+                      SelectHeads, SoftmaxState, ParallelCrossEntropy, AllReduce, AllGather, CutColumns, ShardSum,
+                      GradNorm, AdamW, Route, ExpertOrder, Permute, GroupedLinear, Unpermute, ClampedSwiglu, GateRows,
+                      IdentityExperts, LoadBalancingLoss, ExpertDispatch, ExpertCombine, LatentAppend, HeadLinear,
+                      LatentAttention, SelectKeys, SelectedAttention, CompressKeys, CompressedAttention, SelectBlocks,
+                      PoolKeys, PooledAttention, SplitColumns, ConcatColumns, ShortConvolution, StateSpaceScan,
+                      GatedDeltaRule, ScaleByPosition, ScaleBy, StreamWeights, CollapseStreams, ExpandStreams>();
 }
 
 }  // namespace eadem::ops

@@ -37,6 +37,7 @@
 #include "eadem/ops/parallel/expert_exchange.h"
 #include "eadem/ops/parallel/parallel_cross_entropy.h"
 #include "eadem/ops/parallel/select_heads.h"
+#include "eadem/ops/parallel/virtual_shards.h"
 #include "eadem/ops/recurrent/gated_delta_rule.h"
 #include "eadem/ops/recurrent/short_convolution.h"
 #include "eadem/ops/recurrent/state_space_scan.h"

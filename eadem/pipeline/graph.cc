@@ -50,6 +50,13 @@ ValueId Graph::add_parameter(std::string name, const TensorType& type, int shard
   return id;
 }
 
+ValueId Graph::add_parameter_columns(std::string name, const ParameterColumns& columns, const TensorType& type,
+                                     bool has_experts) {
+  const ValueId id = add_parameter(std::move(name), type, -1, has_experts);
+  value(id).columns = columns;
+  return id;
+}
+
 ValueId Graph::add_constant(std::string name, Tensor host) {
   const std::vector<Dim> dims(host.shape().dims().begin(), host.shape().dims().end());
   const TensorType type(host.dtype(), dims);
@@ -110,7 +117,8 @@ std::string Graph::scoped_name(std::string_view name) const {
 
 void Graph::forget(ValueId id) {
   if (value(id).kind != Value::Kind::activation) named_.erase(value(id).name);
-  value(id) = Value{.kind = Value::Kind::activation, .name = value(id).name, .type = value(id).type, .constant = {}};
+  value(id) = Value{
+      .kind = Value::Kind::activation, .name = value(id).name, .type = value(id).type, .constant = {}, .columns = {}};
 }
 
 int Graph::shard_axis(ValueId parameter, MeshAxis over) const {

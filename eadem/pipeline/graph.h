@@ -26,6 +26,13 @@ using ops::Pass;
 using ValueId = int32_t;
 inline constexpr ValueId kNoValue = -1;  // an optional port that is not connected
 
+// Columns of a parameter, elements of the last axis, that a graph reads as a parameter of their own.
+struct ParameterColumns {
+  std::string parameter;
+  int64_t begin = 0;  // within this rank's part
+  int64_t of = 0;     // columns of this rank's part
+};
+
 struct Value {
   enum class Kind : uint8_t {
     input,       // set by the caller before each step
@@ -36,8 +43,9 @@ struct Value {
   };
   Kind kind;
   std::string name;
-  TensorType type;  // for activations, known after type inference
-  Tensor constant;  // kind == constant: a host tensor
+  TensorType type;                               // for activations, known after type inference
+  Tensor constant;                               // kind == constant: a host tensor
+  std::optional<ParameterColumns> columns = {};  // kind == parameter: of another one
 };
 
 struct Node {
@@ -64,6 +72,10 @@ class Graph {
   // axis is that of experts, which expert-parallel ranks divide. Adding a name again returns the same value (tied
   // weights); the types must agree.
   ValueId add_parameter(std::string name, const TensorType& type, int shard_axis = -1, bool has_experts = false);
+  // Columns of a parameter, by a name of their own. `type` is that of these columns on this rank, and divided as the
+  // parameter is; expert-parallel ranks divide it as they do others.
+  ValueId add_parameter_columns(std::string name, const ParameterColumns& columns, const TensorType& type,
+                                bool has_experts = false);
   // Adding a name again returns the same value; type and bytes must agree.
   ValueId add_constant(std::string name, Tensor host);
   // Adding a name again returns the same value; the types must agree.

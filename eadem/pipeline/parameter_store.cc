@@ -94,6 +94,26 @@ Tensor converted(Device& device, const TensorView& view, DType dtype) {
   return result;
 }
 
+// A copy of a range along an axis of a host tensor.
+Tensor range_of(const TensorView& whole, int axis, PartRange range) {
+  Shape part = whole.shape;
+  part[axis] = range.size;
+  if (whole.encoding != nullptr) {
+    Tensor result = Tensor::in_one_piece(whole.dtype, part, *whole.encoding);
+    whole.encoding->slice(result.view, whole, axis, range.begin);
+    return result;
+  }
+  int64_t outer = 1, inner = static_cast<int64_t>(dtype_size(whole.dtype));
+  for (int i = 0; i < axis; ++i) outer *= part[i];
+  for (int i = axis + 1; i < part.rank(); ++i) inner *= part[i];
+  const int64_t run = part[axis] * inner, whole_run = whole.shape[axis] * inner;
+  const auto* first = static_cast<const std::byte*>(whole.data) + range.begin * inner;
+  Tensor result = Tensor::on_host(whole.dtype, part);
+  for (int64_t o = 0; o < outer; ++o)
+    std::memcpy(static_cast<std::byte*>(result.view.data) + o * run, first + o * whole_run, static_cast<size_t>(run));
+  return result;
+}
+
 // Whether the planes lie one after another, as those of a layout do.
 bool planes_are_joined(const TensorView& view) {
   return view.encoding == nullptr ||
@@ -117,6 +137,26 @@ void ParameterStore::declare(const std::string& name, const TensorType& part) {
   if (inserted) found->second.type = part;
   EADEM_CHECK(found->second.type == part, "'{}' declared as {} and {}", name, to_string(found->second.type),
               to_string(part));
+}
+
+void ParameterStore::declare_columns(const std::string& name, const TensorType& columns, const std::string& parameter,
+                                     int64_t begin, int64_t of) {
+  TensorType part = columns;
+  part.dim(-1) = of;
+  declare(parameter, part);
+  declare(name, columns);
+  EADEM_CHECK(begin >= 0 && begin + columns.fixed(-1) <= of, "columns of '{}' from {} to {} of {}", parameter, begin,
+              begin + columns.fixed(-1), of);
+  Entry& own = entries_.at(name);
+  if (own.is_columns()) return;
+  own.parameter = parameter;
+  own.begin = begin;
+  entries_.at(parameter).columns.push_back(name);
+}
+
+bool ParameterStore::contains(const std::string& name) const {
+  const auto found = entries_.find(name);
+  return found != entries_.end() && !found->second.is_columns();
 }
 
 const ParameterStore::Entry& ParameterStore::entry(const std::string& name) const {
@@ -188,25 +228,8 @@ std::optional<PartRange> ParameterStore::own_experts(const std::string& name) co
 Tensor ParameterStore::cut_part(const Entry& target, const Tensor& tensor, MeshAxis over) const {
   const Sharding sharding = target.type.over(over);
   if (sharding.kind != Sharding::Kind::sharded || ranks_[over] == 1) return tensor;
-  const TensorView& whole = tensor.view;
-  const int axis = sharding.axis;
-  const PartRange range = part_of(whole.shape[axis], ranks_[over], place_[over]);
-  Shape part = whole.shape;
-  part[axis] = range.size;
-  if (whole.encoding != nullptr) {
-    Tensor result = Tensor::in_one_piece(whole.dtype, part, *whole.encoding);
-    whole.encoding->slice(result.view, whole, axis, range.begin);
-    return result;
-  }
-  int64_t outer = 1, inner = static_cast<int64_t>(dtype_size(whole.dtype));
-  for (int i = 0; i < axis; ++i) outer *= part[i];
-  for (int i = axis + 1; i < part.rank(); ++i) inner *= part[i];
-  const int64_t run = part[axis] * inner, whole_run = whole.shape[axis] * inner;
-  const auto* first = static_cast<const std::byte*>(whole.data) + range.begin * inner;
-  Tensor result = Tensor::on_host(whole.dtype, part);
-  for (int64_t o = 0; o < outer; ++o)
-    std::memcpy(static_cast<std::byte*>(result.view.data) + o * run, first + o * whole_run, static_cast<size_t>(run));
-  return result;
+  const int64_t whole = tensor.shape()[sharding.axis];
+  return range_of(tensor.view, sharding.axis, part_of(whole, ranks_[over], place_[over]));
 }
 
 void ParameterStore::fill(Layout& layout, const TensorView& host, const std::shared_ptr<const void>& owner) {
@@ -266,7 +289,8 @@ Tensor ParameterStore::part_of_whole(const std::string& name, const Tensor& whol
 void ParameterStore::load(const std::string& name, const TensorView& whole, const std::string& source,
                           const std::shared_ptr<const void>& owner) {
   const auto found = entries_.find(name);
-  if (found == entries_.end()) throw NotFound("{}: the model has no parameter '{}'", source, name);
+  if (found == entries_.end() || found->second.is_columns())
+    throw NotFound("{}: the model has no parameter '{}'", source, name);
   const Shape expected = whole_shape(name);
   if (!(whole.shape == expected))
     throw InvalidArgument("{}: '{}' is {}; the model's config implies {}", source, name, to_string(whole.shape),
@@ -293,17 +317,6 @@ void ParameterStore::store(const std::string& name, const Tensor& experts, const
   if (const int64_t index = first_not_finite(*device_, whole); index >= 0)
     throw InvalidArgument("{}: '{}' holds a value that is not finite (NaN or infinity) at flat index {} of {}", source,
                           name, index, to_string(whole.shape));
-  // The whole as it is, or decoded where the model keeps it in another layout.
-  const bool as_stored = whole.encoding == target.type.encoding;
-  Tensor plain;
-  if (!as_stored && whole.encoding != nullptr) plain = decoded(whole);
-  Tensor part = cut_part(target, plain.defined() ? plain : experts, MeshAxis::tp);
-  if (part.view.encoding == nullptr && part.dtype() != target.type.dtype) {
-    part = converted(*device_, part.view, target.type.dtype);
-    if (const int64_t index = first_not_finite(*device_, part.view); index >= 0)
-      throw InvalidArgument("{}: '{}' overflows {} at flat index {}", source, name, dtype_name(target.type.dtype),
-                            index);
-  }
   const auto naming = [&](auto action) {
     try {
       action();
@@ -311,14 +324,37 @@ void ParameterStore::store(const std::string& name, const Tensor& experts, const
       throw InvalidArgument("{}: '{}': {}", source, name, error.what());
     }
   };
-  if (!as_stored && target.type.encoding != nullptr) {
-    const Tensor values = part;
-    part = Tensor::in_one_piece(target.type.dtype, target.type.bind({}), *target.type.encoding);
-    naming([&] { encode(part.view, values.view); });
-  }
+  // Plain values in the dtype of the parameter.
+  const auto in_dtype = [&](const Tensor& values) {
+    if (values.view.encoding != nullptr || values.dtype() == target.type.dtype) return values;
+    Tensor result = converted(*device_, values.view, target.type.dtype);
+    if (const int64_t index = first_not_finite(*device_, result.view); index >= 0)
+      throw InvalidArgument("{}: '{}' overflows {} at flat index {}", source, name, dtype_name(target.type.dtype),
+                            index);
+    return result;
+  };
+  const auto encoded = [&](const Tensor& values) {
+    Tensor result = Tensor::in_one_piece(target.type.dtype, values.shape(), *target.type.encoding);
+    naming([&] { encode(result.view, values.view); });
+    return result;
+  };
+  // The whole as it is, or decoded where the model keeps it in another layout.
+  const bool encodes = whole.encoding != target.type.encoding && target.type.encoding != nullptr;
+  Tensor part = experts;
+  if (whole.encoding != target.type.encoding && whole.encoding != nullptr) part = decoded(whole);
+  if (encodes && encodes_before_cutting_) part = encoded(in_dtype(part));
+  part = in_dtype(cut_part(target, part, MeshAxis::tp));
+  if (encodes && !encodes_before_cutting_) part = encoded(part);
   // What was neither decoded, cut nor rounded lies where it lay.
   const std::shared_ptr<const void> kept = part.storage == nullptr ? owner : nullptr;
   for (auto& [encoding, layout] : target.layouts) naming([&, &layout = layout] { fill(layout, part.view, kept); });
+  const int last = part.shape().rank() - 1;
+  for (const std::string& columns : target.columns) {
+    Entry& piece = entries_.at(columns);
+    const Tensor values = range_of(part.view, last, {piece.begin, piece.type.fixed(last)});
+    for (auto& [encoding, layout] : piece.layouts) naming([&, &layout = layout] { fill(layout, values.view); });
+    piece.loaded = true;
+  }
   target.loaded = true;
 }
 
@@ -327,7 +363,11 @@ std::vector<ParameterStore::LayoutOf> ParameterStore::layouts() const {
   for (const auto& [name, target] : entries_) {
     const size_t begin = result.size();
     for (const auto& [packing, layout] : target.layouts)
-      result.push_back({name, packing, layout.view, layout_bytes(layout)});
+      result.push_back({.name = name,
+                        .parameter = target.is_columns() ? target.parameter : name,
+                        .packing = packing,
+                        .view = layout.view,
+                        .size_bytes = layout_bytes(layout)});
     // Pointers have no order that lasts.
     std::sort(
         result.begin() + static_cast<std::ptrdiff_t>(begin), result.end(), [](const LayoutOf& a, const LayoutOf& b) {
@@ -346,6 +386,13 @@ void ParameterStore::place(const std::string& name, const Encoding* packing, con
   refer(found->second, const_cast<void*>(bytes), owner);
   target.loaded = std::all_of(target.layouts.begin(), target.layouts.end(),
                               [](const auto& f) { return f.second.owner != nullptr; });
+  if (target.is_columns()) mark_columns_loaded(target.parameter);
+}
+
+void ParameterStore::mark_columns_loaded(const std::string& parameter) {
+  Entry& whole = entries_.at(parameter);
+  whole.loaded = whole.layouts.empty() && std::all_of(whole.columns.begin(), whole.columns.end(),
+                                                      [&](const auto& name) { return entries_.at(name).loaded; });
 }
 
 void ParameterStore::refresh_packed(std::span<const std::string> names) {
@@ -356,6 +403,7 @@ void ParameterStore::refresh_packed(std::span<const std::string> names) {
   std::vector<Work> work;
   for (const std::string& name : names) {
     Entry& target = const_cast<Entry&>(entry(name));
+    EADEM_CHECK(target.columns.empty(), "'{}' changes but is read in columns", name);
     const auto plain = target.layouts.find(nullptr);
     for (auto& [encoding, layout] : target.layouts) {
       if (encoding == nullptr) continue;
@@ -381,16 +429,17 @@ void ParameterStore::require_all_loaded(const std::string& source) const {
   std::string missing;
   size_t count = 0;
   for (const auto& [name, target] : entries_)
-    if (!target.loaded && ++count <= 5)
+    if (!target.loaded && !target.is_columns() && ++count <= 5)
       missing += fmt::format("{}'{}' {}", count > 1 ? ", " : "", name, to_string(target.type));
   if (count > 0)
-    throw NotFound("{}: {} of the model's {} tensors are missing: {}{}", source, count, entries_.size(), missing,
+    throw NotFound("{}: {} of the model's {} tensors are missing: {}{}", source, count, names().size(), missing,
                    count > 5 ? ", …" : "");
 }
 
 std::vector<std::string> ParameterStore::names() const {
   std::vector<std::string> result;
-  for (const auto& [name, target] : entries_) result.push_back(name);
+  for (const auto& [name, target] : entries_)
+    if (!target.is_columns()) result.push_back(name);
   return result;
 }
 
@@ -398,6 +447,7 @@ const TensorType& ParameterStore::type(const std::string& name) const { return e
 
 Tensor ParameterStore::to_host(const std::string& name) const {
   const Entry& target = entry(name);
+  if (target.layouts.empty() && !target.columns.empty()) return joined_columns(target);
   EADEM_CHECK(!target.layouts.empty(), "'{}' is read by no program", name);
   const auto stored = target.layouts.find(nullptr);
   const Layout& layout = stored != target.layouts.end() ? stored->second : target.layouts.begin()->second;
@@ -409,6 +459,20 @@ Tensor ParameterStore::to_host(const std::string& name) const {
   return target.type.dtype == DType::f32 ? values : converted_on_host(values.view, target.type.dtype);
 }
 
+Tensor ParameterStore::joined_columns(const Entry& target) const {
+  Tensor result = Tensor::on_host(target.type.dtype, target.type.bind({}));
+  const auto size = static_cast<int64_t>(dtype_size(target.type.dtype));
+  const int64_t rows = result.shape().num_rows(), row_bytes = result.shape().back() * size;
+  for (const std::string& name : target.columns) {
+    const Tensor piece = to_host(name);
+    const int64_t run = piece.shape().back() * size, offset = entry(name).begin * size;
+    for (int64_t row = 0; row < rows; ++row)
+      std::memcpy(static_cast<std::byte*>(result.view.data) + row * row_bytes + offset,
+                  static_cast<const std::byte*>(piece.view.data) + row * run, static_cast<size_t>(run));
+  }
+  return result;
+}
+
 int64_t ParameterStore::size_bytes() const {
   int64_t total = 0;
   for (const auto& [name, target] : entries_)
@@ -418,7 +482,8 @@ int64_t ParameterStore::size_bytes() const {
 
 int64_t ParameterStore::num_parameters() const {
   int64_t total = 0;
-  for (const auto& [name, target] : entries_) total += target.type.num_elements({});
+  for (const auto& [name, target] : entries_)
+    if (!target.is_columns()) total += target.type.num_elements({});
   return total;
 }
 

@@ -30,6 +30,15 @@ class ParameterStore {
 
   // Declares a parameter by the type of this rank's part. Declaring it again with the same type does nothing.
   void declare(const std::string& name, const TensorType& part);
+  // Declares columns of a parameter, elements of its last axis, as something that programs read by a name of its own:
+  // those from `begin` on of the `of` columns that this rank has. Loading fills them with the parameter; names() lists
+  // the parameter alone.
+  void declare_columns(const std::string& name, const TensorType& columns, const std::string& parameter, int64_t begin,
+                       int64_t of);
+  // From now on whole tensors are encoded before this rank's part is cut, where a parameter is stored in an encoding
+  // that the tensor does not have. Scales of whole rows or tensors are then those of one rank.
+  void encode_before_cutting() { encodes_before_cutting_ = true; }
+  bool encodes_before_cutting() const { return encodes_before_cutting_; }
 
   // The packings of the layouts that programs asked for so far (null: as declared); none for an unknown parameter.
   std::vector<const Encoding*> packings(const std::string& name) const;
@@ -60,7 +69,8 @@ class ParameterStore {
 
   // The layouts that programs read, ordered by parameter and the name of the packing; plain ones first.
   struct LayoutOf {
-    std::string name;
+    std::string name;         // as the programs read it
+    std::string parameter;    // which it belongs to
     const Encoding* packing;  // null: as declared
     TensorView view;
     int64_t size_bytes;
@@ -79,7 +89,7 @@ class ParameterStore {
 
   std::vector<std::string> names() const;
   const TensorType& type(const std::string& name) const;
-  bool contains(const std::string& name) const { return entries_.contains(name); }
+  bool contains(const std::string& name) const;
   // Shape of the whole parameter, over all ranks.
   Shape whole_shape(const std::string& name) const;
   // A host copy of this rank's part as plain values; decoded where it is encoded or packed (exact for the packings).
@@ -102,6 +112,11 @@ class ParameterStore {
     TensorType type;
     std::map<const Encoding*, Layout> layouts;
     bool loaded = false;
+    // Of columns: the parameter, and where they begin in it. Of a parameter: the names of its columns.
+    std::string parameter = {};
+    int64_t begin = 0;
+    std::vector<std::string> columns = {};
+    bool is_columns() const { return !parameter.empty(); }
   };
 
   const Entry& entry(const std::string& name) const;
@@ -109,6 +124,9 @@ class ParameterStore {
   Shape shape_over(const TensorType& type, std::initializer_list<MeshAxis> axes) const;
   // This rank's part over an axis: a copy, unless the axis does not divide it.
   Tensor cut_part(const Entry& entry, const Tensor& whole, MeshAxis axis) const;
+  // A parameter counts as loaded when its columns are.
+  void mark_columns_loaded(const std::string& parameter);
+  Tensor joined_columns(const Entry& entry) const;
   void store(const std::string& name, const Tensor& experts, const std::string& source,
              const std::shared_ptr<const void>& owner);
   int64_t layout_bytes(const Layout& layout) const;
@@ -125,6 +143,7 @@ class ParameterStore {
   MeshShape ranks_, place_;  // of tp and ep
   std::map<std::string, Entry> entries_;
   uint64_t placement_ = 0;
+  bool encodes_before_cutting_ = false;
 };
 
 }  // namespace eadem::pipeline

@@ -131,6 +131,9 @@ void Program::assign_storage() {
     } else if (value.kind == Value::Kind::constant) {
       constants_.push_back(copy_to_device(environment_.device, value.constant.view));
       addresses_[v] = constants_.back().view.data;
+    } else if (value.kind == Value::Kind::parameter && value.columns) {
+      parameters_->declare_columns(value.name, value.type, value.columns->parameter, value.columns->begin,
+                                   value.columns->of);
     } else if (value.kind == Value::Kind::parameter) {
       parameters_->declare(value.name, value.type);
     }

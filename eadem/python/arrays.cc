@@ -123,6 +123,7 @@ engine::EngineOptions engine_options(const EngineArguments& arguments) {
   options.max_logit_rows = arguments.max_logit_rows;
   options.disabled_fusions = arguments.disabled_fusions;
   options.pack_cache = arguments.pack_cache.value_or("");
+  options.deterministic_across_tp = arguments.dist.deterministic_across_tp;
   return options;
 }
 

@@ -155,24 +155,27 @@ void bind_config(nb::module_& m) {
       },
       "text"_a, "bundled"_a);
 
-  nb::class_<DistConfig>(m, "DistConfig", "Tensor parallelism: the devices of the ranks.")
-      .def(nb::init<>())
+  nb::class_<DistConfig>(m, "DistConfig",
+                         "Tensor parallelism: the devices of the ranks. With `deterministic_across_tp` every number of "
+                         "ranks up to 4 gives the same bits, one included, whose bits are others than without it.")
       .def(
           "__init__",
-          [](DistConfig* self, int tp_size) {
+          [](DistConfig* self, int tp_size, bool deterministic_across_tp) {
             if (tp_size < 1 || tp_size > 1024) throw InvalidArgument("tp_size is {}; expected 1 to 1024", tp_size);
             new (self) DistConfig;
             for (int id = 1; id < tp_size; ++id) self->tp_device_ids.push_back(id);
+            self->deterministic_across_tp = deterministic_across_tp;
           },
-          "tp_size"_a)
+          "tp_size"_a = 1, "deterministic_across_tp"_a = false)
       .def(
           "__init__",
-          [](DistConfig* self, std::vector<int> ids) {
+          [](DistConfig* self, std::vector<int> ids, bool deterministic_across_tp) {
             if (ids.empty()) throw InvalidArgument("tp_device_ids is empty");
-            new (self) DistConfig{std::move(ids)};
+            new (self) DistConfig{std::move(ids), deterministic_across_tp};
           },
-          "tp_device_ids"_a)
+          "tp_device_ids"_a, "deterministic_across_tp"_a = false)
       .def_rw("tp_device_ids", &DistConfig::tp_device_ids)
+      .def_rw("deterministic_across_tp", &DistConfig::deterministic_across_tp)
       .def_prop_ro("tp_size", &DistConfig::tp_size);
 
   nb::class_<engine::StaticKVCacheConfig>(

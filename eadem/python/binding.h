@@ -60,6 +60,7 @@ std::optional<DType> dtype_argument(const char* name, const std::optional<std::s
 // Tensor parallelism: the devices of the ranks.
 struct DistConfig {
   std::vector<int> tp_device_ids = {0};
+  bool deterministic_across_tp = false;
   int tp_size() const { return static_cast<int>(tp_device_ids.size()); }
 };
 

@@ -122,6 +122,7 @@ EngineArguments engine_arguments(const nb::kwargs& keywords) {
   take("kv_dtype", arguments.kv_dtype), take("max_num_batched_tokens", arguments.max_num_batched_tokens);
   take("max_logit_rows", arguments.max_logit_rows), take("disabled_fusions", arguments.disabled_fusions);
   take("pack_cache", arguments.pack_cache), take("tp_device_ids", arguments.dist.tp_device_ids);
+  take("deterministic_across_tp", arguments.dist.deterministic_across_tp);
   return arguments;
 }
 
@@ -132,6 +133,7 @@ RanksOfRank0::RanksOfRank0(const EngineArguments& arguments, const models::Model
   if (ranks > 1) {
     if (info.heads % ranks != 0)
       throw InvalidArgument("tp_size is {}; the model's {} attention heads do not divide by it", ranks, info.heads);
+    if (arguments.dist.deterministic_across_tp) models::require_same_bits_on(info, ranks);
     processes_ = std::make_unique<distributed::SpawnedRanks>(ranks, program);
   }
   const KeepsProcessors as_they_were;

@@ -101,6 +101,7 @@ def engine(*, device: Any, threads: Any, prefill_threads: Any, pin: Any, isa: An
                                     ("matmul_input", matmul_input), ("kv_dtype", kv_dtype))}
     return {"path": os.path.abspath(path) if path else "", "config": config,
             "tp_device_ids": list(ranks.tp_device_ids),
+            "deterministic_across_tp": ranks.deterministic_across_tp,
             "max_logit_rows": integer("max_logit_rows", max_logit_rows),
             "pack_cache": None if pack_cache is None else os.path.abspath(_path("pack_cache", pack_cache)),
             "device": string(device_name, device), "threads": integer("threads", threads),
@@ -119,11 +120,11 @@ def ranks(name: str, value: Any) -> DistConfig:
     return expect(name, DistConfig() if value is None else value, DistConfig, "DistConfig or None")
 
 
-def tensor_parallel_size(value: Any) -> DistConfig:
+def tensor_parallel_size(value: Any, deterministic_across_tp: Any) -> DistConfig:
     size = integer("tensor_parallel_size", value)
     if not 1 <= size <= 1024:
         raise InvalidArgument(f"tensor_parallel_size is {size}; expected 1 to 1024")
-    return DistConfig(size)
+    return DistConfig(size, boolean("deterministic_across_tp", deterministic_across_tp))
 
 
 def rank_program(arguments: dict[str, Any]) -> list[str]:

@@ -157,7 +157,8 @@ class InferEngine:
                      from_pretrained
     distributed_config
                      DistConfig: the ranks of tensor parallelism. Each but this process is one of its own, which ends
-                     with this one; None: one rank. With several, `threads` are those of all
+                     with this one; None: one rank. With several, `threads` are those of all. With
+                     deterministic_across_tp every number of ranks up to 4 gives the same bits
     device_type      "cpu", "cuda", "cuda:1"; see list_devices()
     cache_config     StaticKVCacheConfig or PagedKVCacheConfig; None: one sequence of the model's context
     max_num_batched_tokens

@@ -172,6 +172,9 @@ class LLM:
     draft_tokens tokens to propose at most for a prompt in a step, 1 to 15; of them as many as pay, which is measured
     tensor_parallel_size
                  processes that the model is divided over, on the CPU; `threads` and `prefill_threads` are those of all
+    deterministic_across_tp
+                 give the same bits for every number of processes up to 4, one included, whose bits are others than
+                 without this
 
     Raises NotFound, DataCorrupted, Unsupported or OutOfMemory. Threads may share an LLM: prompts of their calls run
     side by side. Messages go to logging.getLogger("eadem").
@@ -185,15 +188,15 @@ class LLM:
                  max_num_batched_tokens: Optional[int] = None, disabled_fusions: Union[str, Sequence[str]] = (),
                  pack_cache: Optional[Union[str, os.PathLike[str]]] = None,
                  speculate: Union[str, os.PathLike[str]] = "none", draft_tokens: int = 8,
-                 tensor_parallel_size: int = 1) -> None:
+                 tensor_parallel_size: int = 1, deterministic_across_tp: bool = False) -> None:
         if model is None:
             path = bundled_model()
             logging.getLogger("eadem").info("no model given: using the bundled model '%s' (%s)", BUNDLED, path)
         else:
             path = located("model", model)
         arguments = _arguments.engine(
-            path=path, ranks=_arguments.tensor_parallel_size(tensor_parallel_size), device=device, threads=threads,
-            prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode, weights=weights, activations=activations,
+            path=path, ranks=_arguments.tensor_parallel_size(tensor_parallel_size, deterministic_across_tp),
+            device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode, weights=weights, activations=activations,
             matmul_input=matmul_input, kv_dtype=kv_dtype, max_num_batched_tokens=max_num_batched_tokens,
             disabled_fusions=disabled_fusions, pack_cache=pack_cache)
         self._llm = _eadem.Llm(

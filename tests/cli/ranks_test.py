@@ -125,6 +125,23 @@ class Ranks(ProgramTest):
         self.assertGreater(len(one), 40)
         self.assertEqual(self.done("chat", "--tp", "2", "-n", "20", *GREEDY, stdin=turns).out, one)
 
+    def test_text_is_that_of_one_rank_to_the_bit(self):
+        # Sampled, which looks at all logits.
+        run = ["run", "-p", "Once upon a time", "-n", "60", "--temperature", "1.2", "--seed", "3",
+               "--deterministic-across-tp", "-t", "3"]
+        one = self.done(*run).out
+        for ranks in 2, 3:
+            self.assertEqual(self.done(*run, "--tp", ranks).out, one)
+        self.assertEqual(self.done(*run, "--speculate", "lookup", "--tp", "2").out, one)
+        turns = b"Tell me a story.\nGo on.\n"
+        chat = ["chat", "-n", "20", *GREEDY, "--deterministic-across-tp"]
+        self.assertEqual(self.done(*chat, "--tp", "2", stdin=turns).out, self.done(*chat, stdin=turns).out)
+        few = ["--prompt", "16", "--gen", "4", "--repeat", "1", "--json", "--deterministic-across-tp"]
+        self.assertEqual(json.loads(self.done("bench", "--tp", "3", "-t", "3", *few).out)["ranks"], 3)
+        exchanges = json.loads(self.done("explain", "stories", "--tp", "3", "-t", "3", "--json",
+                                         "--deterministic-across-tp").out)["ranks"]["exchanges"]
+        self.assertEqual(exchanges, {"all_reduce": 1, "shard_sum": 12, "all_gather": 1})
+
     def test_bench(self):
         few = ["--prompt", "16", "--gen", "4", "--repeat", "1", "--json"]
         result = json.loads(self.done("bench", "--tp", "2", "-t", "3", *few).out)
@@ -142,6 +159,10 @@ class Ranks(ProgramTest):
         self.refused(2, "--threads is 1; --tp 2 needs at least one for each rank", "run", "-p", "a", "--tp", "2", "-t", "1")
         for command in ["run", STORIES, "-p", "a"], ["chat", STORIES], ["bench", STORIES]:
             self.refused(1, "--tp is 4; the model's 6 attention heads do not divide by it", *command, "--tp", "4")
+            self.refused(1, "the same bits on 1, 2, 3 ranks of a model with 6 attention heads; there are 6", *command,
+                         "--tp", "6", "--deterministic-across-tp")
+        self.refused(2, "--deterministic-across-tp is for the CPU; --device is cuda", "run", "-p", "a", "--device", "cuda",
+                     "--deterministic-across-tp")
 
     def test_divided_experts(self):
         model = write_expert_model(self.folder / "experts")

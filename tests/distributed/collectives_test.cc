@@ -4,10 +4,13 @@
 // tensor gives. Parts are uneven where the extent does not divide.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cmath>
 #include <random>
 
 #include "eadem/distributed/thread_communicator.h"
 #include "eadem/ops/parallel/collectives.h"
+#include "eadem/ops/parallel/virtual_shards.h"
 #include "eadem/pipeline/program.h"
 #include "tests/support/refusal.h"
 
@@ -192,6 +195,59 @@ TEST_P(CollectiveOps, Broadcast) {
                type({extent_, 2}, Sharding::replicated()), whole_values(1, extent_, 2, 30 + mesh.rank(MeshAxis::tp))),
         whole_values(1, extent_, 2, 30 + root));
   });
+}
+
+// Terms of very different sizes, so that another order would round otherwise; the tree is that of four shards and more.
+TEST(ShardSum, EveryNumberOfRanksAddsInOneOrder) {
+  constexpr int64_t kHidden = 700;
+  const VirtualShards shards = VirtualShards::of(24, std::array{2, 4, 3});
+  std::mt19937 random(7);
+  std::vector<std::vector<float>> terms(static_cast<size_t>(shards.size()));
+  for (std::vector<float>& term : terms)
+    for (int64_t i = 0; i < kTokens * kHidden; ++i)
+      term.push_back(std::ldexp(static_cast<float>(random()) - 0x1p31f, static_cast<int>(random() % 12) - 40));
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    std::vector<float> expected, from_the_left;
+    for (size_t i = 0; i < terms[0].size(); ++i) {
+      const auto at = [&](size_t shard) { return terms[shard][i]; };
+      const float left = at(0) + (at(1) + at(2)), right = (at(3) + at(4)) + at(5), sum = left + right;
+      expected.push_back(dtype == DType::f32 ? sum : bf16_t::from_float(sum).to_float());
+      from_the_left.push_back(((((at(0) + at(1)) + at(2)) + at(3)) + at(4)) + at(5));
+    }
+    if (dtype == DType::f32) {
+      EXPECT_NE(expected, from_the_left) << "else any order would do";
+    }
+    for (const int ranks : {1, 2, 3, 4})
+      run_mesh({.tp = ranks}, [&](const Mesh& mesh) {
+        kernels::ShardSumAttrs attrs{.rank = mesh.rank(MeshAxis::tp), .tree = shards.tree, .out_dtype = dtype};
+        for (int rank = 0; rank < ranks; ++rank) attrs.owners.push_back(shards.within(part_of(24, ranks, rank)));
+        TensorType type(DType::f32, {Symbol::tokens, kHidden});
+        if (ranks > 1) type.sharding = Sharding::partial();
+        Graph graph;
+        std::vector<ValueId> partials;
+        for (int shard = attrs.own().begin; shard < attrs.own().end; ++shard)
+          partials.push_back(graph.add_input(fmt::format("x{}", shard), type));
+        graph.mark_output("y", graph.add1(std::make_shared<ops::ShardSum>(attrs), partials));
+        const auto device = open_device("cpu", {.num_threads = 2});
+        Environment environment{.device = device, .mesh = mesh};
+        environment.bounds[Symbol::tokens] = kTokens + 2;
+        Program program(std::move(graph), environment, std::make_shared<ParameterStore>(device));
+        program.require_complete();
+        for (int shard = attrs.own().begin; shard < attrs.own().end; ++shard) {
+          const std::vector<float>& term = terms[static_cast<size_t>(shard)];
+          program.set_input(program.input(fmt::format("x{}", shard)), term.data(),
+                            static_cast<int64_t>(term.size() * sizeof(float)));
+        }
+        SymbolValues symbols = environment.bounds;
+        symbols[Symbol::tokens] = kTokens;
+        program.run(symbols);
+        const TensorView y = program.view(program.output("y"));
+        std::vector<float> result;
+        for (int64_t i = 0; i < y.num_elements(); ++i)
+          result.push_back(y.dtype == DType::f32 ? y.as<float>()[i] : y.as<bf16_t>()[i].to_float());
+        EXPECT_EQ(result, expected) << "rank " << attrs.rank << " of " << ranks;
+      });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, CollectiveOps,

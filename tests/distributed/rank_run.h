@@ -104,7 +104,8 @@ inline std::vector<int32_t> prompt(int64_t vocab) {
 // result holds none. `load` fills the store. The spec is the model's, unless one is given.
 template <typename Load>
 Served serve(const models::Model& model, const Mesh& mesh, bool greedy, const Load& load,
-             HardwareMode mode = HardwareMode::accuracy, const std::optional<modules::ModelSpec>& spec = {}) {
+             HardwareMode mode = HardwareMode::accuracy, const std::optional<modules::ModelSpec>& spec = {},
+             bool deterministic_across_tp = false) {
   const auto device = open_device("cpu", {.num_threads = 1});
   const auto hardware = modules::AutoHardwareConfig::from_model_spec(spec ? *spec : model.spec(), *device, mode);
   models::BuiltGraph built = models::build_inference_graph(
@@ -114,7 +115,8 @@ Served serve(const models::Model& model, const Mesh& mesh, bool greedy, const Lo
               .num_ranks = mesh.size(MeshAxis::tp),
               .rank = mesh.rank(MeshAxis::tp),
               .expert_ranks = mesh.size(MeshAxis::ep),
-              .expert_rank = mesh.rank(MeshAxis::ep)});
+              .expert_rank = mesh.rank(MeshAxis::ep),
+              .deterministic_across_tp = deterministic_across_tp});
   const std::vector<int32_t> ids = prompt(model.info().vocab);
   const auto tokens = static_cast<int64_t>(ids.size());
   pipeline::Environment environment{.device = device, .mesh = mesh, .whole_outputs = {"logits"}};
@@ -123,6 +125,7 @@ Served serve(const models::Model& model, const Mesh& mesh, bool greedy, const Lo
   environment.bounds[Symbol::logit_rows] = tokens;
   environment.bounds[Symbol::max_blocks] = 1;
   auto parameters = std::make_shared<pipeline::ParameterStore>(device, mesh);
+  if (deterministic_across_tp) parameters->encode_before_cutting();
   pipeline::Program program(std::move(built.graph), environment, parameters);
   program.require_complete();
   load(*parameters);

@@ -10,94 +10,15 @@
 #include <map>
 #include <thread>
 
-#include "eadem/distributed/forked_ranks.h"
-#include "eadem/engine/llm.h"
 #include "eadem/engine/speculation/mtp_head.h"
 #include "eadem/engine/speculation/speculation_options.h"
 #include "eadem/models/mtp_model.h"
-#include "tests/engine/engine_helpers.h"
+#include "tests/engine/forked_engines.h"
 #include "tests/engine/speculation/speculating_loop.h"
 #include "tests/support/refusal.h"
 
 namespace eadem::engine {
 namespace {
-
-using distributed::ForkedRanks;
-
-const std::string kStories = EADEM_SOURCE_DIR "/assets/stories";
-
-std::shared_ptr<Device> one_thread() { return open_device("cpu", {.num_threads = 1}); }
-
-// Products are not rounded: then only the order of sums differs from one rank's.
-EngineOptions accurate() {
-  EngineOptions options;
-  options.mode = HardwareMode::accuracy;
-  options.cache = PagedKVCacheConfig{.max_batch_size = 4, .max_cache_len = 64};
-  return options;
-}
-
-using Make = std::function<std::unique_ptr<InferEngine>(const std::shared_ptr<Device>&, const EngineOptions&)>;
-
-Make from(const std::string& model) {
-  return [=](const std::shared_ptr<Device>& device, const EngineOptions& options) {
-    return InferEngine::from_checkpoint(models::open_checkpoint(model), device, options);
-  };
-}
-
-std::unique_ptr<ForkedRanks> fork_ranks(int size, const Make& make, distributed::ProcessGroupOptions limits = {}) {
-  const auto body = [&](const std::shared_ptr<Communicator>& ranks) {
-    const auto device = one_thread();
-    follow_engines(ranks, device, [&](const CacheConfig& cache, int64_t draft_tokens) {
-      EngineOptions options = accurate();
-      options.cache = cache;
-      options.draft_tokens = draft_tokens;
-      options.ranks = ranks;
-      return make(device, options);
-    });
-  };
-  return std::make_unique<ForkedRanks>(size, body, limits);
-}
-
-EngineOptions on(const ForkedRanks& ranks) {
-  EngineOptions options = accurate();
-  options.ranks = ranks.communicator();
-  return options;
-}
-
-SamplingParams params(int64_t max_tokens, double temperature = 0) {
-  SamplingParams result;
-  result.temperature = temperature;
-  result.seed = 7;
-  result.max_tokens = max_tokens;
-  result.ignore_eos = true;
-  return result;
-}
-
-struct Drawn {
-  std::vector<std::vector<int32_t>> tokens;  // of each request
-  std::vector<float> logprobs;               // of all, as they were drawn
-  bool operator==(const Drawn&) const = default;
-};
-
-// Runs more greedy requests than fit in a step, some of which begin alike, with prompts longer than a step.
-Drawn draw(InferEngine& engine) {
-  Drawn drawn;
-  StepLoop loop(engine);
-  std::map<StepLoop::RequestId, size_t> places;
-  const int64_t vocab = engine.model().info().vocab;
-  for (const auto& [length, seed] : {std::pair{5, 1}, {21, 2}, {1, 3}, {21, 2}, {18, 5}, {7, 1}}) {
-    places[loop.add({.prompt = tokens_of(length, vocab, seed), .sampling = {}, .biases = {}, .max_tokens = 12})] =
-        drawn.tokens.size();
-    drawn.tokens.emplace_back();
-  }
-  while (loop.step([&](const StepEvent& event) {
-    drawn.tokens[places.at(event.id)].push_back(event.token);
-    drawn.logprobs.push_back(event.logprob);
-    return true;
-  })) {
-  }
-  return drawn;
-}
 
 TEST(Ranks, DrawTheTokensOfOneRankWithTheSameBitsEachTime) {
   struct Row {

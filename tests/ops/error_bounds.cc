@@ -650,6 +650,9 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
   if (name == "scale") return scale(op, pass, in, expected);
   if (name == "scale_by") return scale_by(pass, expected, initial);
   if (name == "add" || name == "mul") return relative(kU, expected);  // one operation
+  // A term goes through as many additions as there are others, at most.
+  if (name == "shard_sum")
+    return {scaled(gamma_f32(static_cast<double>(in.size()) - 1), magnitudes(op, pass, in, initial)[0].data)};
   if (name == "activation" || name == "gated_activation") return activation(op, pass, in, expected);
   if (name == "rope") return rope(op, in, pass, expected);
   if (name == "scale_by_position") return relative(gamma_f32(2), expected);  // a factor that is rounded, and a product

@@ -11,6 +11,7 @@
 #include "tests/ops/expert_cases.h"
 #include "tests/ops/recurrent_cases.h"
 #include "tests/ops/selected_cases.h"
+#include "tests/ops/shard_cases.h"
 #include "tests/ops/state_space_cases.h"
 #include "tests/workloads/quantized_types.h"
 
@@ -748,6 +749,8 @@ std::vector<std::string_view> op_names() {
           "softmax_state",
           "parallel_cross_entropy",
           "all_gather",
+          "cut_columns",
+          "shard_sum",
           "route",
           "expert_order",
           "permute",
@@ -823,6 +826,7 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (std::vector<Workload> cases = expert_cases(op); !cases.empty()) return cases;
   if (std::vector<Workload> cases = recurrent_cases(op); !cases.empty()) return cases;
   if (std::vector<Workload> cases = selected_cases(op); !cases.empty()) return cases;
+  if (std::vector<Workload> cases = shard_cases(op); !cases.empty()) return cases;
   EADEM_UNREACHABLE("no cases for op '{}'", op);
 }
 

@@ -48,6 +48,32 @@ TEST(TypeRules, Embedding) {
   EXPECT_REFUSED(rule(Sharding::along(1)), "'table'", "sharded(1)", "expected replicated or sharded(0)");
 }
 
+TEST(TypeRules, VirtualShards) {
+  const CutColumns cut({{3, 5}});
+  const TensorType x(kB, {kT, 8}), partial(kF, {kT, 6});
+  EXPECT_EQ(infer(cut, {x}), (std::vector{TensorType(kB, {kT, 3}), TensorType(kB, {kT, 5})}));
+  EXPECT_REFUSED(infer(cut, {TensorType(kF, {kT, 7})}), "cut_columns: 'x'", "sum of the widths", "8");
+  EXPECT_REFUSED(CutColumns({{8}}), "1 widths", "at least two");
+  EXPECT_REFUSED(CutColumns({{8, 0}}), "widths[1] is 0");
+  for (const Sharding& whole : {kWhole, Sharding::along(0), Sharding::along(1)})
+    EXPECT_EQ(cut.infer_sharding(std::vector{with(x, whole)}), std::vector(2, whole));
+  EXPECT_REFUSED(cut.infer_sharding(std::vector{with(x, kPartial)}), "'x' is partial");
+
+  const SumTree three({0, 0});
+  const ShardSum alone({.owners = {{0, 3}}, .tree = three, .out_dtype = kB});
+  EXPECT_EQ(infer(alone, {partial, partial, partial})[0], TensorType(kB, {kT, 6}));
+  EXPECT_REFUSED(infer(alone, {partial, partial, TensorType(kF, {kT, 7})}), "'partial2'", "partial0");
+  EXPECT_REFUSED(infer(alone, {partial, TensorType(kB, {kT, 6}), partial}), "'partial1' is bf16", "expected f32");
+  EXPECT_EQ(alone.infer_sharding(std::vector(3, partial))[0], kWhole);
+  const ShardSum second({.rank = 1, .owners = {{0, 1}, {1, 3}}, .tree = three});
+  EXPECT_EQ(second.inputs().size(), 2u);
+  EXPECT_EQ(second.infer_sharding(std::vector(2, with(partial, kPartial)))[0], kWhole);
+  EXPECT_REFUSED(second.infer_sharding(std::vector(2, partial)), "'partial0' is replicated", "partial on 2 ranks");
+  EXPECT_REFUSED(ShardSum({.rank = 2, .owners = {{0, 1}, {1, 3}}, .tree = three}), "rank 2 of 2");
+  EXPECT_REFUSED(ShardSum({.owners = {{0, 1}, {2, 3}}, .tree = three}), "rank 1 owns the shards from 2 to 3", "from 1");
+  EXPECT_REFUSED(ShardSum({.owners = {{0, 1}, {1, 2}}, .tree = three}), "own 2 shards of 3");
+}
+
 TEST(TypeRules, ShortConvolution) {
   const ShortConvolution op({4, true}), cached({4, true, true});
   const TensorType x(kB, {kT, 6}), weight(kF, {4, 6}), bias(kF, {6}), start(kI, {Dim(Symbol::sequences, 1)}),

@@ -15,6 +15,7 @@
 
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/group_encoding.h"
 #include "eadem/kernels/backend.h"
 #include "eadem/kernels/cpu/linear/quantized/quantized_panels.h"
 #include "tests/core/fake_system.h"
@@ -311,6 +312,82 @@ TEST(ParametersInPlace, ConvertedAndCutValuesAreCopies) {
     store->load("w", values.view, "f", owner);
     EXPECT_EQ(store->placement(), 0u);
     EXPECT_EQ(owner.use_count(), 1);
+  }
+}
+
+// What programs read in columns is loaded, listed and given back as the parameter that it is.
+TEST(ParameterColumns, AreFilledFromTheWhole) {
+  const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 1});
+  const Tensor values = random_values({kRows, kColumns});
+  for (const Encoding* encoding :
+       {static_cast<const Encoding*>(nullptr), static_cast<const Encoding*>(BlockEncoding::find("q8_0"))})
+    for (const int rank : {0, 1}) {
+      ParameterStore store(device, rank, 2);
+      // The second half of the columns, and of that the first 64 and the others.
+      for (const auto& [name, begin, size] : {std::tuple{"w.a", 0, 64}, {"w.b", 64, 192}}) {
+        TensorType type(DType::f32, {kRows, size}, encoding);
+        type.sharding = Sharding::along(1, kColumns);
+        store.declare_columns(name, type, "w", begin, kColumns / 2);
+        store.layout(name, nullptr);
+      }
+      EXPECT_EQ(store.names(), std::vector<std::string>{"w"});
+      EXPECT_TRUE(store.contains("w"));
+      EXPECT_FALSE(store.contains("w.a"));
+      EXPECT_EQ(store.whole_shape("w"), (Shape{kRows, kColumns}));
+      EXPECT_EQ(store.num_parameters(), kRows * kColumns / 2);
+      EXPECT_EQ(refusal([&] { store.require_all_loaded("f"); }),
+                fmt::format("NotFound: f: 1 of the model's 1 tensors are missing: 'w' {}", to_string(store.type("w"))));
+      EXPECT_EQ(refusal([&] { store.load("w.a", values.view, "f"); }), "NotFound: f: the model has no parameter 'w.a'");
+      store.load("w", values.view, "f");
+      EXPECT_EQ(refusal([&] { store.require_all_loaded("f"); }), "");
+      const Tensor expected =
+          encoding == nullptr ? values : decoded(encoded(*BlockEncoding::find("q8_0"), values.view).view);
+      const int64_t first = rank * kColumns / 2;
+      expect_same_bits(store.to_host("w.a").view, slice(expected.view, 0, kRows, first, 64).view);
+      expect_same_bits(store.to_host("w.b").view, slice(expected.view, 0, kRows, first + 64, 192).view);
+      expect_same_bits(store.to_host("w").view, slice(expected.view, 0, kRows, first, kColumns / 2).view);
+      int64_t bytes = 0;
+      for (const ParameterStore::LayoutOf& layout : store.layouts()) {
+        EXPECT_EQ(layout.parameter, "w");
+        bytes += layout.size_bytes;
+      }
+      EXPECT_EQ(bytes, store.size_bytes());
+    }
+}
+
+TEST(ParameterColumns, AParameterIsLoadedWhenAllOfThemArePlaced) {
+  const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 1});
+  const Tensor values = random_values({kRows, kColumns});
+  ParameterStore store(device);
+  for (const auto& [name, begin] : {std::pair{"w.a", 0}, {"w.b", kColumns / 2}}) {
+    store.declare_columns(name, TensorType(DType::f32, {kRows, kColumns / 2}), "w", begin, kColumns);
+    store.layout(name, nullptr);
+  }
+  const auto owner = std::make_shared<int>(0);
+  store.place("w.b", nullptr, values.view.data, owner);
+  EXPECT_NE(refusal([&] { store.require_all_loaded("f"); }), "");
+  store.place("w.a", nullptr, values.view.data, owner);
+  EXPECT_EQ(refusal([&] { store.require_all_loaded("f"); }), "");
+}
+
+// A scale of a whole row is that of one rank where a rank's part is cut afterwards.
+TEST(ParameterColumns, AreCutAfterTheyAreEncodedWhereThatIsAsked) {
+  const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 1});
+  const GroupEncoding& rows = *GroupEncoding::find("int8_row_f32");
+  const Tensor values = random_values({kRows, kColumns});
+  Tensor whole = Tensor::in_one_piece(DType::f32, Shape{kRows, kColumns}, rows);
+  rows.encode(whole.view, values.view);
+  const Tensor expected = slice(decoded(whole.view).view, 0, kRows, kColumns / 2, kColumns / 2);
+  for (const bool asked : {false, true}) {
+    ParameterStore store(device, 1, 2);
+    if (asked) store.encode_before_cutting();
+    TensorType type(DType::f32, {kRows, kColumns / 2}, &rows);
+    type.sharding = Sharding::along(1);
+    store.declare("w", type);
+    store.layout("w", nullptr);
+    store.load("w", values.view, "f");
+    const Tensor own = store.to_host("w");
+    EXPECT_EQ(std::memcmp(own.view.data, expected.view.data, static_cast<size_t>(own.view.size_bytes())) == 0, asked);
   }
 }
 

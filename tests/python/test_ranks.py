@@ -108,6 +108,52 @@ def test_a_configuration_and_its_parameters(one):
         np.testing.assert_array_equal(part["model.norm.weight"], state["model.norm.weight"])
 
 
+def test_every_number_of_ranks_has_the_same_bits():
+    results = []
+    for size in (1, 2, 4):
+        ranks = DistConfig(tp_size=size, deterministic_across_tp=True)
+        engine = InferEngine.from_pretrained(LLAMA, ranks, **EXACT | {"threads": 4})
+        output = engine.forward(InferEngine.Input(PROMPT), return_logits=True)
+        results.append((output.logits.tobytes(), np.asarray(output.logprobs).tobytes(), greedy(engine)))
+    assert results[1] == results[0] and results[2] == results[0]
+    plain = InferEngine.from_pretrained(LLAMA, **EXACT)
+    assert plain.forward(InferEngine.Input(PROMPT), return_logits=True).logits.tobytes() != results[0][0]
+
+    params = eadem.SamplingParams(temperature=0.9, seed=3, max_tokens=24)
+    texts = set()
+    for size in (1, 2, 3):
+        llm = eadem.LLM(BUNDLED, tensor_parallel_size=size, deterministic_across_tp=True, **EXACT | {"threads": 3})
+        completion = llm.generate("Once upon a time", params)[0]
+        texts.add((completion.text, np.asarray(completion.logprobs, np.float32).tobytes()))
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("target, kind", [("model.gguf", "q4_k_m"), ("int8", "int8")])
+def test_quantized_files_have_the_same_bits_on_every_number_of_ranks(tmp_path, target, kind):
+    # Parts of 256 columns on four ranks: one block of q4_k.
+    config = eadem.LlamaConfig(vocab_size=96, hidden_size=256, intermediate_size=1024, num_hidden_layers=2,
+                               num_attention_heads=16, num_key_value_heads=2, head_dim=64, max_position_embeddings=64)
+    engine = InferEngine(config)
+    engine.load_random(seed=5)
+    engine.save_pretrained(tmp_path / "plain")
+    eadem.convert(tmp_path / "plain", tmp_path / target, type=kind)
+    results = set()
+    for size in (1, 2, 4):
+        engine = InferEngine.from_pretrained(tmp_path / target, DistConfig(size, deterministic_across_tp=True), threads=4)
+        output = engine.forward(InferEngine.Input(PROMPT), return_logits=True)
+        results.add((output.logits.tobytes(), np.asarray(output.logprobs).tobytes(), *greedy(engine)))
+    assert len(results) == 1
+
+
+def test_the_option_of_equal_bits_has_a_value_and_a_limit():
+    assert not DistConfig(2).deterministic_across_tp
+    assert DistConfig([0, 1], deterministic_across_tp=True).deterministic_across_tp
+    with pytest.raises(eadem.InvalidArgument, match="the same bits on 1, 2, 3 ranks of a model with 6 attention heads; there are 6"):
+        eadem.LLM(BUNDLED, tensor_parallel_size=6, deterministic_across_tp=True, **EXACT | {"threads": 6})
+    with pytest.raises(eadem.InvalidArgument, match="deterministic_across_tp is 1 .int.; expected True or False"):
+        eadem.LLM(BUNDLED, tensor_parallel_size=2, deterministic_across_tp=1)
+
+
 def test_what_is_saved_is_whole(one, two, tmp_path):
     one.save_pretrained(tmp_path / "one")
     two.save_pretrained(tmp_path / "two")

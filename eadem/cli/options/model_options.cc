@@ -94,6 +94,10 @@ void ModelOptions::add_ranks(Arguments& arguments) {
   arguments.option("--ep", "N", expert_ranks,
                    "divide the experts of a model over N processes of this machine (expert parallelism), with the rest "
                    "in each of them; threads as with --tp. The bits are those of one process (default: 1)");
+  arguments.flag(
+      "--deterministic-across-tp", deterministic_across_tp,
+      "give the same bits for every number of --tp up to 4, one included, whose bits are others than without "
+      "this; on the CPU. Products take a little longer, and ranks exchange up to three times as much");
 }
 
 void ModelOptions::add_training_ranks(Arguments& arguments) {
@@ -135,6 +139,8 @@ void ModelOptions::check_ranks() const {
   if (launch && launch->size != ranks())
     throw UsageError(fmt::format("{} is {}; mpirun has started {} processes", expert_ranks > 1 ? "--ep" : "--tp",
                                  ranks(), launch->size));
+  if (deterministic_across_tp && device != "cpu")
+    throw UsageError(fmt::format("--deterministic-across-tp is for the CPU; --device is {}", device));
   if (ranks() == 1) return;
   require_threads_for_ranks(fmt::format("{} {}", tensor_ranks > 1 ? "--tp" : "--ep", ranks()));
   if (follows()) leave_terminal();
@@ -250,6 +256,7 @@ engine::EngineOptions ModelOptions::engine_options() const {
   options.disabled_fusions = disabled_fusions;
   options.pack_cache = pack_cache;
   options.divide = expert_ranks > 1 ? MeshAxis::ep : MeshAxis::tp;
+  options.deterministic_across_tp = deterministic_across_tp;
   return options;
 }
 

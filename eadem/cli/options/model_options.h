@@ -24,6 +24,7 @@ struct ModelOptions {
   int64_t tensor_ranks = 1, expert_ranks = 1;  // one of them is 1
   int64_t data_ranks = 1, stages = 1;          // of training
   std::optional<distributed::Launch> launch;   // by mpirun; then it says which tensor ranks there are
+  bool deterministic_across_tp = false;
   bool no_pin = false;
   std::string isa;
   std::string mode = "performance";
@@ -35,7 +36,7 @@ struct ModelOptions {
 
   void add_operand(Arguments& arguments);
   void add_device(Arguments& arguments);          // --device --threads … --isa
-  void add_ranks(Arguments& arguments);           // --tp and --ep, after add_device
+  void add_ranks(Arguments& arguments);           // --tp, --ep and --deterministic-across-tp, after add_device
   void add_training_ranks(Arguments& arguments);  // --dp, --tp and --pp, after add_device
   void add_kv_dtype(Arguments& arguments);        // --kv-dtype alone
   void add_precision(Arguments& arguments);       // --mode --dtype … --disable-fusion

@@ -59,7 +59,8 @@ MemoryDemand demand_of(std::span<pipeline::Program* const> programs, const pipel
       const Shape shape = value.type.bind({});
       const int64_t bytes = encoding != nullptr ? encoded_bytes(*encoding, shape) : value.type.size_bytes({});
       demand.weights += bytes;
-      if (options.maps_all || (options.maps_files && packing == nullptr)) demand.weights_in_file += bytes;
+      if (options.maps_all || (options.maps_files && packing == nullptr && !value.columns))
+        demand.weights_in_file += bytes;
     });
     for (const auto& [name, id] : program->states()) {
       if (!seen.insert(name).second) continue;

@@ -56,6 +56,8 @@ constexpr OpKernels kOps[] = {
     {"broadcast", broadcast_kernels},
     {"send", send_kernels},
     {"recv", recv_kernels},
+    {"cut_columns", cut_columns_kernels},
+    {"shard_sum", shard_sum_kernels},
     {"grad_norm", grad_norm_kernels},
     {"adamw", adamw_kernels},
     {"route", route_kernels},

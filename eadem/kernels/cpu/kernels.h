@@ -55,6 +55,8 @@ KernelList reduce_scatter_kernels();
 KernelList all_to_all_kernels();
 KernelList broadcast_kernels();
 KernelList send_kernels();
+KernelList cut_columns_kernels();
+KernelList shard_sum_kernels();
 KernelList recv_kernels();
 KernelList grad_norm_kernels();
 KernelList adamw_kernels();

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // LinearFactory hides how a matrix product's weights are stored and divided over ranks.
+//
+// With BuildContext::same_bits_on, layers whose inputs ranks divide are made in virtual shards: a product of each, with
+// columns of the weight as a parameter of its own, and one sum of them all in f32 (ops/parallel/virtual_shards.h), on
+// one rank as on several. The bias is added behind it.
 #pragma once
 
 #include "eadem/modules/build_context.h"
@@ -22,12 +26,16 @@ struct LinearRequest {
   bool bias = false;
   Parallel parallel = Parallel::none;
   const HardwareConfig* hardware = nullptr;
+  // Of a layer whose inputs ranks divide if they can: the heads that its inputs consist of, which stay whole. 0: inputs
+  // of one element each.
+  int64_t in_heads = 0;
 };
 
 class LinearFactory {
  public:
   // Adds the layer to the graph and records in the context how its weight is stored. Throws Unsupported, naming the
-  // layer, for weights that no product reads and for encodings that cannot be divided over the ranks.
+  // layer, for weights that no product reads and for encodings that cannot be divided over the ranks; with same_bits_on
+  // also for a rounding of weights in each step.
   static ValueId build(BuildContext& context, const LinearRequest& request, ValueId x);
 
   // The same for a layer of `experts` matrices, of which each row of x meets one: rows stand in the order of their

@@ -115,7 +115,8 @@ ValueId CausalAttention::build(BuildContext& context, ValueId x) const {
                                .out = config_.hidden,
                                .bias = config_.out_bias,
                                .parallel = Parallel::row,
-                               .hardware = &hardware},
+                               .hardware = &hardware,
+                               .in_heads = config_.heads},
                               flat);
 }
 

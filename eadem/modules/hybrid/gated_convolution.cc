@@ -23,13 +23,15 @@ ValueId GatedConvolution::build(BuildContext& context, ValueId x) const {
   Graph& graph = context.graph;
   const bool divided = context.num_ranks > 1 && config_.hidden % context.num_ranks == 0;
   const auto project = [&](const char* name, Parallel parallel, ValueId value) {
+    const int64_t channels = parallel == Parallel::row ? config_.hidden : 0;
     return LinearFactory::build(context,
                                 {.name = name,
                                  .in = config_.hidden,
                                  .out = config_.hidden,
                                  .bias = config_.bias,
                                  .parallel = divided ? parallel : Parallel::none,
-                                 .hardware = &context.hardware.of(Role::attention, layer_)},
+                                 .hardware = &context.hardware.of(Role::attention, layer_),
+                                 .in_heads = channels},
                                 value);
   };
   const auto multiply = [&](ValueId a, ValueId b) { return graph.add1(std::make_shared<ops::Mul>(), {a, b}); };

@@ -35,7 +35,8 @@ ValueId GatedDeltaNet::project(BuildContext& context, const char* name, int64_t 
                                .in = in,
                                .out = out,
                                .parallel = parallel,
-                               .hardware = &context.hardware.of(Role::attention, layer_)},
+                               .hardware = &context.hardware.of(Role::attention, layer_),
+                               .in_heads = parallel == Parallel::row ? config_.value_heads : 0},
                               x);
 }
 

@@ -136,7 +136,8 @@ ValueId Mamba2::build(BuildContext& context, ValueId x) const {
                                .out = config_.hidden,
                                .bias = config_.out_bias,
                                .parallel = own.heads ? Parallel::row : Parallel::none,
-                               .hardware = &context.hardware.of(Role::attention, layer_)},
+                               .hardware = &context.hardware.of(Role::attention, layer_),
+                               .in_heads = config_.heads},
                               gated);
 }
 

@@ -156,7 +156,8 @@ ValueId MlaAttention::build(BuildContext& context, ValueId x) const {
                   .in = config_.heads * config_.value_dim,
                   .out = config_.hidden,
                   .bias = config_.bias,
-                  .parallel = Parallel::row},
+                  .parallel = Parallel::row,
+                  .in_heads = config_.heads},
                  reshape(context.graph, {heads * config_.value_dim}, values));
 }
 
