@@ -143,7 +143,7 @@ section_tsan() {
 
 section_neon() {
   [[ "$(uname -m)" != aarch64 ]] || skip "this is a 64-bit ARM: the other sections have run its kernels"
-  # Every test of the layers that compute; of the reference ring every second case. Death tests start themselves again,
+  # Every test of the layers that compute; of the reference ring every fourth case. Death tests start themselves again,
   # which an emulated program cannot.
   scripts/build.sh aarch64 all
   GTEST_FILTER="-*DeathTest*:$large_inputs" run_ctest aarch64 -E '^include_graph/'

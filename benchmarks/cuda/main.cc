@@ -23,6 +23,7 @@
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/linear/fragment_blocks.h"
+#include "eadem/kernels/cuda/linear/int8_chunks.h"
 #include "eadem/kernels/fusions.h"
 #include "eadem/kernels/linear.h"
 #include "eadem/kernels/training/cross_entropy.h"
@@ -147,7 +148,8 @@ class Bench {
                           {rows, columns});
   }
 
-  // `encoding`: of the weights, or null: they are bf16. Beside 8-bit floats, x is in such, too.
+  // `encoding`: of the weights, or null: they are bf16. Beside 8-bit floats, x is in such, too; beside q4_k and q6_k,
+  // in 8-bit codes.
   Row linear(const std::string& name, int64_t in, int64_t out, int64_t tokens, bool gated, DType result,
              const Encoding* encoding = nullptr) {
     const double bytes = (gated ? 2.0 : 1.0) *
@@ -158,12 +160,14 @@ class Bench {
     for (int i = 0; i < copies; ++i) weights.push_back(weight(out, in, encoding, memory));
     for (int i = 0; gated && i < copies; ++i) ups.push_back(weight(out, in, encoding, memory));
     const bool fp8 = encoding != nullptr && Fp8Encoding::of(encoding) != nullptr;
-    const TensorView x = fp8 ? rows_in(RowEncoding::fp8_e4m3(), tokens, in, memory)
-                             : memory.emplace_back(random(DType::bf16, {tokens, in})).view;
+    const bool integers = encoding != nullptr && (encoding->name() == "q4_k" || encoding->name() == "q6_k");
+    const TensorView x = fp8        ? rows_in(RowEncoding::fp8_e4m3(), tokens, in, memory)
+                         : integers ? rows_in(kernels::cuda::Int8Chunks::instance(), tokens, in, memory)
+                                    : memory.emplace_back(random(DType::bf16, {tokens, in})).view;
     const Tensor y = allocate_tensor(*device_, result, {tokens, out});
     const kernels::LinearAttrs attrs{.out_dtype = result};
     const kernels::LinearGatedActivationAttrs gated_attrs{.kind = kernels::ActivationKind::silu, .out_dtype = result};
-    const char* kernel = fp8 ? "cuda_fp8" : "cuda_mma_chain";
+    const char* kernel = fp8 ? "cuda_fp8" : integers ? "cuda_int8" : "cuda_mma_chain";
     const auto inputs_of = [&](size_t at) { return std::array{x, weights[at], gated ? ups[at] : TensorView{}}; };
     const TensorView outputs[] = {y.view};
     const kernels::PlanPtr plan =

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A request's logits on a CUDA device are its own, bit for bit: however its prompt is cut into steps, whatever is
-// beside it, wherever its keys are kept, and with fusions or without. The model has random weights, in bf16 or in 8-bit
-// floats, and the shapes that the tensor-core kernels take.
+// beside it, wherever its keys are kept, and with fusions or without. The model has random weights, in bf16, in 8-bit
+// floats or in q4_k, and the shapes that the tensor-core kernels take.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/io/files/atomic_file.h"
 #include "eadem/kernels/cuda/cuda_device.h"
@@ -24,7 +25,7 @@ class CudaEngine : public testing::TestWithParam<const char*> {
     path_ = std::filesystem::temp_directory_path() / fmt::format("eadem_cuda_{}.json", name);
     io::write_file_atomically(path_.string(), R"({
       "model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "hidden_act": "silu",
-      "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 3,
+      "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3,
       "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 1024,
       "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false})");
     checkpoint_ = models::open_config(path_.string());
@@ -33,12 +34,18 @@ class CudaEngine : public testing::TestWithParam<const char*> {
     if (!path_.empty()) std::filesystem::remove(path_);
   }
 
+  // Null: bf16.
+  static const Encoding* encoding_of_weights() {
+    if (const Encoding* floats = Fp8Encoding::find(GetParam())) return floats;
+    return BlockEncoding::find(GetParam());
+  }
+
   std::unique_ptr<InferEngine> make(EngineOptions options = {}) {
     options.max_logit_rows = 1024;
     if (std::get_if<StaticKVCacheConfig>(&options.cache) != nullptr)
       options.cache = StaticKVCacheConfig{.max_batch_size = 3, .max_cache_len = 512};
     modules::ModelSpec spec = models::spec_of(checkpoint_);
-    if (const Encoding* encoding = Fp8Encoding::find(GetParam())) {
+    if (const Encoding* encoding = encoding_of_weights()) {
       spec.checkpoint_type_of = [encoding](const std::string& parameter) -> std::optional<WeightType> {
         if (parameter.find("proj") == std::string::npos) return WeightType(DType::bf16);
         return WeightType(DType::f32, encoding);
@@ -112,24 +119,26 @@ TEST_P(CudaEngine, ReplayedStepsHaveTheBitsOfOthers) {
   for (size_t i = 2; i < programs.size(); ++i) EXPECT_TRUE(programs[i]->program->is_recorded()) << i;
 }
 
-// Products of 8-bit floats take rows that were rounded once for all their readers, most of them by the norm.
+// Products of 8-bit floats and of K-quants take rows that were rounded once for all their readers, most of them by the
+// norm.
 TEST_P(CudaEngine, ProductsRunWhereTheirTypesAreFast) {
   const auto engine = make();
-  const bool fp8 = Fp8Encoding::find(GetParam()) != nullptr;
+  const bool rounds = encoding_of_weights() != nullptr;
+  const char* kernel = Fp8Encoding::find(GetParam()) != nullptr ? "cuda_fp8" : rounds ? "cuda_int8" : "cuda_mma_chain";
   const pipeline::Program& program = *engine->programs().programs().front()->program;
   int norms = 0;
   for (size_t n = 0; n < program.graph().nodes().size(); ++n) {
     const std::string_view op = program.graph().nodes()[n].op->name();
     const bool head = program.graph().nodes()[n].scope.find("lm_head") != std::string::npos;
     if (op.starts_with("linear")) {
-      EXPECT_EQ(program.choices()[n].kernel->name, fp8 && !head ? "cuda_fp8" : "cuda_mma_chain") << op;
+      EXPECT_EQ(program.choices()[n].kernel->name, head ? "cuda_mma_chain" : kernel) << op;
     }
     if (op == "rms_norm_quantize" || op == "add_rms_norm_quantize") ++norms;
   }
-  EXPECT_EQ(norms, fp8 ? 6 : 0);  // two in each layer; the head's is not a norm of all rows
+  EXPECT_EQ(norms, rounds ? 6 : 0);  // two in each layer; the head's is not a norm of all rows
 }
 
-INSTANTIATE_TEST_SUITE_P(Weights, CudaEngine, testing::Values("bf16", "fp8_e4m3_channel"),
+INSTANTIATE_TEST_SUITE_P(Weights, CudaEngine, testing::Values("bf16", "fp8_e4m3_channel", "q4_k"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

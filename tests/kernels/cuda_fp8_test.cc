@@ -100,14 +100,16 @@ class CudaFp8 : public ::testing::Test {
   std::optional<Context> context_;
 };
 
-// Values of all sizes; a row of zeros, one with an infinity, one with NaN, and one whose scale is subnormal.
+// Values of all sizes, zeros of both signs; a row of zeros, one with an infinity, one with NaN, and one whose scale is
+// subnormal.
 Tensor awkward_rows(DType dtype, int64_t rows, int64_t columns) {
   const Tensor values = test::random_tensor(DType::f32, {rows, columns}, 1);
   for (int64_t i = 0; i < rows * columns; ++i) {
     float& value = values.view.as<float>()[i];
     value = std::ldexp(value, static_cast<int>(i % 23) - 17);
     const int64_t row = i / columns, column = i % columns;
-    if (row == 1) value = 0;
+    if (column % 11 == 3) value = row % 2 == 0 ? -0.0f : 0.0f;
+    if (row == 1) value = column % 3 == 0 ? -0.0f : 0.0f;
     if (row == 2 && column == columns / 2) value = std::numeric_limits<float>::infinity();
     if (row == 3 && column == columns - 1) value = std::numeric_limits<float>::quiet_NaN();
     if (row == 4) value = std::ldexp(value, -120);

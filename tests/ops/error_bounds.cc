@@ -130,16 +130,14 @@ void term_sizes(std::vector<double>& sizes, const TensorView& encoded, int64_t r
 // by the roundings of the unit and of the quotient (8 u of that largest are more). Then one f32 chain over the groups
 // of 32, whose terms are no larger than the largest x times (|scale level| + |min|); a term takes at most 7 roundings,
 // and so does the bias.
-Bounds quantized_linear(Inputs in, const TensorView& encoded) {
+Bounds quantized_linear(Inputs in, const TensorView& encoded, size_t group) {
   const size_t tokens = static_cast<size_t>(in[0].shape[0]), width = static_cast<size_t>(in[0].shape[1]),
                outputs = static_cast<size_t>(in[1].shape[0]);
-  const GroupEncoding* groups = GroupEncoding::of(encoded.encoding);
-  const size_t kGroup = groups != nullptr && groups->format().group_size == 0 ? 256 : 32;
-  const size_t row_groups = (width + kGroup - 1) / kGroup;
+  const size_t row_groups = (width + group - 1) / group;
   std::vector<double> largest(tokens * row_groups, 0.0);
   for (size_t t = 0; t < tokens; ++t)
     for (size_t k = 0; k < width; ++k) {
-      double& most = largest[t * row_groups + k / kGroup];
+      double& most = largest[t * row_groups + k / group];
       most = std::max(most, std::fabs(in[0].data[t * width + k]));
     }
   std::vector<double> sizes(width), bound(tokens * outputs);
@@ -148,7 +146,7 @@ Bounds quantized_linear(Inputs in, const TensorView& encoded) {
     for (size_t t = 0; t < tokens; ++t) {
       double moved = 0, magnitude = 0;
       for (size_t k = 0; k < width; ++k) {
-        const double most = largest[t * row_groups + k / kGroup];
+        const double most = largest[t * row_groups + k / group];
         moved += most * (0.5 / 127 + 8 * kU) * std::fabs(in[1].data[n * width + k]);
         magnitude += most * sizes[k];
       }
@@ -635,6 +633,15 @@ Bounds streams(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs 
 
 }  // namespace
 
+std::vector<double> bounds_of_chunked_linear(Inputs in, const TensorView& encoded) {
+  std::vector<double> bounds = quantized_linear(in, encoded, 256)[0];
+  const size_t width = static_cast<size_t>(in[0].shape[1]), outputs = static_cast<size_t>(in[1].shape[0]);
+  for (size_t i = 0; i < bounds.size(); ++i)
+    for (size_t k = 0; k < width; ++k)
+      bounds[i] += 0x1p-11 * std::fabs(in[0].data[i / outputs * width + k] * in[1].data[i % outputs * width + k]);
+  return bounds;
+}
+
 Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial, const TensorView& encoded,
                     bool rounds_to_bf16) {
   const std::string_view name = op.name();
@@ -642,8 +649,10 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
   // 8-bit floats are decoded, and multiplied as f32.
   const bool rounds_to_int8 = name == "linear" && pass != Pass::backward &&
                               op.attrs().get<kernels::LinearAttrs>().matmul_input == MatmulInput::int8;
-  if (rounds_to_int8 && encoded.defined() && Fp8Encoding::of(encoded.encoding) == nullptr)
-    return quantized_linear(in, encoded);
+  if (rounds_to_int8 && encoded.defined() && Fp8Encoding::of(encoded.encoding) == nullptr) {
+    const GroupEncoding* groups = GroupEncoding::of(encoded.encoding);
+    return quantized_linear(in, encoded, groups != nullptr && groups->format().group_size == 0 ? 256 : 32);
+  }
   if (name == "linear") return linear(op, pass, in, initial, rounds_to_bf16);
   if (name == "rms_norm") return rms_norm(op, pass, in, expected, initial);
   if (name == "layer_norm") return layer_norm(op, pass, in, expected, initial);

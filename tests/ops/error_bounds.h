@@ -26,4 +26,9 @@ std::vector<std::vector<double>> error_bounds(const ops::Op& op, kernels::Pass p
                                               std::span<const ops::RefTensor> initial, const TensorView& encoded = {},
                                               bool rounds_to_bf16 = false);
 
+// The bounds of linear by a kernel that rounds x in groups of 256, and weights of six bits to f16
+// (kernels/cuda/linear/integer_products.cuh): to 2^-12 of themselves, which leaves as much for the sums of a tensor
+// core.
+std::vector<double> bounds_of_chunked_linear(std::span<const ops::RefTensor> inputs, const TensorView& encoded);
+
 }  // namespace eadem::test

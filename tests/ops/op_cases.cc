@@ -3,6 +3,7 @@
 
 #include <tuple>
 
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/core/encodings/stacked_encoding.h"
@@ -117,6 +118,17 @@ std::vector<Workload> linear() {
                    TensorType(kF32, {outputs, width}, Fp8Encoding::find("fp8_e4m3_channel")),
                    bias ? TensorType(out, {outputs}) : kernels::unconnected_port()},
                   tokens);
+  // K-quants with an x in bf16, which a GPU rounds to 8-bit codes: few rows, and many in wide and narrow tiles.
+  for (const char* type : {"q4_k", "q6_k"})
+    for (const auto& [tokens, width, outputs] :
+         {std::tuple(0, 256, 16), {1, 256, 18}, {7, 2304, 40}, {29, 512, 33}, {50, 256, 64}, {130, 512, 72}})
+      for (const DType out : kActivationDtypes)
+        for (const bool bias : {false, true})
+          cases.add(std::make_shared<ops::Linear>(kernels::LinearAttrs{bias, out}),
+                    {TensorType(kBf16, {Symbol::tokens, width}),
+                     TensorType(kF32, {outputs, width}, BlockEncoding::find(type)),
+                     bias ? TensorType(out, {outputs}) : kernels::unconnected_port()},
+                    tokens);
   // Weights that training rounds to blocks: of one, part of one, several.
   for (const auto& [x, tokens, width, outputs] : {std::tuple(kF32, 0, 128, 128),
                                                   {kF32, 1, 20, 33},

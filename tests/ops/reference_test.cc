@@ -150,6 +150,7 @@ void expect_expected(const ExpectedCall& want, const Kernel& kernel, const Devic
     if (kernel.name == "cuda_fp8" || kernel.name == "cpu_fp8_rows")
       bounds[i] = want.call.pass == Pass::backward ? rounding_of_fp8_gradient(want.inputs)
                                                    : rounding_of_fp8_products(want.inputs);
+    if (kernel.name == "cuda_int8") bounds[i] = bounds_of_chunked_linear(want.inputs, encoded_input(want.call));
     if (const TensorView weight = encoded_input(want.call);
         kernel.name == "cuda_mma_chain" && weight.defined() && Fp8Encoding::of(weight.encoding) != nullptr)
       bounds[i] = rounding_of_bf16_weights(want.inputs);

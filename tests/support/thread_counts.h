@@ -22,9 +22,9 @@ inline std::vector<int> thread_counts(const std::vector<int>& all) {
 #if defined(__SANITIZE_THREAD__)
 inline constexpr int64_t kEveryCase = 8;
 #elif defined(__SANITIZE_ADDRESS__)
-inline constexpr int64_t kEveryCase = 3;
+inline constexpr int64_t kEveryCase = 5;
 #elif defined(EADEM_EMULATED)
-inline constexpr int64_t kEveryCase = 2;
+inline constexpr int64_t kEveryCase = 4;
 #else
 inline constexpr int64_t kEveryCase = 1;
 #endif

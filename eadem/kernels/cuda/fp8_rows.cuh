@@ -43,7 +43,8 @@ class Divisor {
     // Where a remainder underflows, the quotient's code is 0.
     float quotient = value * inverse_;
     quotient = fmaf(fmaf(-quotient, scale_, value), inverse_, quotient);
-    return fmaf(fmaf(-quotient, scale_, value), inverse_, quotient);
+    quotient = fmaf(fmaf(-quotient, scale_, value), inverse_, quotient);
+    return copysignf(quotient, value);  // the corrections make a negative zero positive
   }
 
  private:

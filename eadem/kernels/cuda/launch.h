@@ -106,6 +106,16 @@ struct UnaryParams {
 
 // --- norm.cu
 
+// The planes of rows in Int8Chunks (linear/int8_chunks.h).
+struct Int8ChunkPlanes {
+  int8_t* codes = nullptr;
+  float* scales = nullptr;
+  f16_t* halves = nullptr;
+  f16_t* sums = nullptr;
+  int64_t rows = 0, columns = 0;  // columns are a multiple of kIntegerChunk
+};
+inline constexpr int64_t kIntegerChunk = 256;
+
 struct RmsNormParams {
   const void* x;       // [rows, hidden] dtype
   const void* add;     // [rows, hidden] dtype, or null: x is normalized as it is
@@ -120,6 +130,7 @@ struct RmsNormParams {
   // multiple of 8, at most kMostQuantizedNormColumns.
   uint8_t* codes = nullptr;  // [rows, hidden]
   float* scales = nullptr;   // [rows]
+  Int8ChunkPlanes chunks{};  // or, if it has codes, in Int8Chunks, likewise
 };
 inline constexpr int64_t kMostQuantizedNormColumns = 8192;
 [[nodiscard]] cudaError_t launch_rms_norm(const RmsNormParams& params, cudaStream_t stream);
@@ -138,6 +149,18 @@ struct QuantizeRowsParams {
   ActivationKind activation = {};
 };
 [[nodiscard]] cudaError_t launch_quantize_rows(const QuantizeRowsParams& params, cudaStream_t stream);
+
+// --- quantize_chunks.cu
+
+// Rows in Int8Chunks.
+struct QuantizeChunksParams {
+  const void* x;  // [rows, columns] dtype
+  Int8ChunkPlanes to;
+  DType dtype;
+  const void* factor = nullptr;  // as QuantizeRowsParams has it
+  ActivationKind activation = {};
+};
+[[nodiscard]] cudaError_t launch_quantize_chunks(const QuantizeChunksParams& params, cudaStream_t stream);
 
 // --- linear/fp8_blocks.cu
 
@@ -343,6 +366,9 @@ struct LinearParams {
   DType x_dtype, weight_dtype, bias_dtype, y_dtype;
   const float* x_scales = nullptr;       // [tokens]: x are codes of e4m3; or null
   const float* weight_scales = nullptr;  // with x_scales
+  // Planes of Int8Chunks, as are x and x_scales; or null.
+  const void* x_halves = nullptr;
+  const void* x_sums = nullptr;
   WeightScaling weight_scaling = WeightScaling::rows;
 };
 [[nodiscard]] cudaError_t launch_linear_tiles(const LinearParams& params, cudaStream_t stream);
@@ -388,6 +414,9 @@ struct LinearStreamParams {
   const float* x_scales = nullptr;  // [tokens]
   const float* up_scales = nullptr;
   WeightScaling scaling = WeightScaling::rows;  // of all weights
+  // For launch_integer_stream and launch_integer_tiles: x are planes of Int8Chunks, as are x_scales.
+  const void* x_halves = nullptr;
+  const void* x_sums = nullptr;
 };
 [[nodiscard]] cudaError_t launch_linear_stream(const LinearStreamParams& params, cudaStream_t stream);
 
@@ -406,6 +435,7 @@ struct PackedStreamParams {
   LinearStreamParams product;
   FragmentLayout layouts[kMostLinearStreamParts];
   FragmentLayout up_layout;
+  int num_tiles = 0;  // set by launch_integer_stream
 };
 [[nodiscard]] cudaError_t launch_packed_stream(const PackedStreamParams& params, cudaStream_t stream);
 // y [rows, in] bf16 = weight [rows, in]; y begins at a multiple of 16 bytes.
@@ -414,6 +444,14 @@ struct PackedStreamParams {
 // As launch_embedding; table_dtype does not count.
 [[nodiscard]] cudaError_t launch_packed_embedding(const EmbeddingParams& params, const FragmentLayout& layout,
                                                   cudaStream_t stream);
+
+// --- integer_stream.cu: weights are FragmentBlocks of q4_k or q6_k, x rows of Int8Chunks; `in` is a multiple of
+// kIntegerChunk
+
+inline constexpr int64_t kIntegerStreamMaxTokens = 32;
+[[nodiscard]] cudaError_t launch_integer_stream(const PackedStreamParams& params, cudaStream_t stream);
+// integer_tiles.cu: the same bits for any number of tokens; one part alone, without `up`.
+[[nodiscard]] cudaError_t launch_integer_tiles(const PackedStreamParams& params, cudaStream_t stream);
 
 // --- self_test.cu: kernels that test a library's algorithm before it is used.
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize, for products of 8-bit floats:
+// quantize, for products of 8-bit codes:
 //   cuda_rows    rows of activations to RowEncoding::fp8_e4m3
+//   cuda_chunks  rows of activations to Int8Chunks, for K-quants
 //   cuda_blocks  weights to Fp8Encoding's e4m3 with scales for blocks of 128 x 128
 #include "eadem/kernels/quantize.h"
 
@@ -9,6 +10,7 @@
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/linear/int8_chunks.h"
 #include "eadem/kernels/cuda/support.h"
 
 namespace eadem::kernels::cuda {
@@ -35,6 +37,20 @@ Verdict can_quantize_blocks(const KernelRequest& request) {
       .verdict({.reason = "a block of threads for each block"});
 }
 
+Verdict can_quantize_chunks(const KernelRequest& request) {
+  const Encoding* to = request.attrs.get<QuantizeAttrs>().to;
+  return Requirements(request, {}, {0})
+      .dtype("x", request.inputs[0], kActivationDTypes)
+      .require(to == &Int8Chunks::instance(), fmt::format("rounds to int8_chunks; {} is wanted", to->name()))
+      .verdict({.reason = "a warp for each chunk"});
+}
+
+void run_quantize_chunks(const KernelCall& call) {
+  const TensorView& x = call.inputs[0];
+  EADEM_CUDA_CALL(launch_quantize_chunks({.x = elements(x), .to = int8_chunk_planes(call.outputs[0]), .dtype = x.dtype},
+                                         stream_of(call)));
+}
+
 template <typename Params, cudaError_t (*kLaunch)(const Params& params, cudaStream_t stream)>
 void run_quantize(const KernelCall& call) {
   const TensorView &x = call.inputs[0], &y = call.outputs[0];
@@ -57,11 +73,18 @@ constexpr Kernel kQuantize{.name = "cuda_rows",
                            .can_handle = can_quantize,
                            .prepare = prepare_nothing<run_quantize<QuantizeRowsParams, launch_quantize_rows>>,
                            .alignment_bytes = 32};
+constexpr Kernel kQuantizeChunks{.name = "cuda_chunks",
+                                 .pass = Pass::inference,
+                                 .can_handle = can_quantize_chunks,
+                                 .prepare = prepare_nothing<run_quantize_chunks>,
+                                 .alignment_bytes = 32};
 
 constexpr Kernel kQuantizeForward = in_forward(kQuantize), kQuantizeBlocksForward = in_forward(kQuantizeBlocks);
 
 }  // namespace
 
-KernelList quantize_kernels() { return {&kQuantize, &kQuantizeForward, &kQuantizeBlocks, &kQuantizeBlocksForward}; }
+KernelList quantize_kernels() {
+  return {&kQuantize, &kQuantizeForward, &kQuantizeBlocks, &kQuantizeBlocksForward, &kQuantizeChunks};
+}
 
 }  // namespace eadem::kernels::cuda

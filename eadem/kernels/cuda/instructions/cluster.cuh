@@ -19,6 +19,16 @@ __device__ inline int cluster_rank() {
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// The address, in the cluster, of what stands at `address` of shared memory in block `rank`.
+__device__ inline uint32_t address_in_block(uint32_t address, int rank) {
+  uint32_t result;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
+  return result;
+}
+// Arrives at a barrier by such an address, as arrive_at_block.
+__device__ inline void arrive_in_cluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 // Arrives at the barrier of block `rank` that stands where this block's barrier `barrier` does. It orders reads, but
 // what this block wrote may not be visible to the other one.
 __device__ inline void arrive_at_block(uint32_t barrier, int rank) {

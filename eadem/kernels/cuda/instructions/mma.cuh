@@ -44,6 +44,13 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t addre
                : "memory");
 }
 
+// Transposes an 8 x 8 matrix of 16-bit elements: lane l holds elements 2 (l % 4) and the next of row l / 4.
+__device__ inline uint32_t transposed(uint32_t elements) {
+  uint32_t result;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(elements));
+  return result;
+}
+
 // Loads 16 bytes.
 __device__ inline void load_16(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -54,6 +61,13 @@ __device__ inline void load_16(uint32_t (&r)[4], uint32_t address) {
 __device__ inline void store_16(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
+}
+
+// Loads two values.
+__device__ inline float2 load_f32x2(uint32_t address) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
+  return value;
 }
 
 // c += a b

@@ -8,6 +8,7 @@
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/cuda/linear/fragment_blocks.h"
+#include "eadem/kernels/cuda/linear/int8_chunks.h"
 
 namespace eadem::kernels::cuda {
 
@@ -33,6 +34,16 @@ bool takes_fp8_stream(const KernelRequest& request) {
          static_cast<const CudaDevice*>(request.device)->compute_capability() >= 90 &&
          (x.encoding == &RowEncoding::fp8_e4m3() || (x.encoding == nullptr && x.dtype == DType::bf16)) &&
          fp8 != nullptr && fp8->format().kind == Fp8Format::Kind::e4m3 && weight.fixed(1) % kFp8Multiple == 0;
+}
+
+bool takes_integers(const KernelRequest& request) {
+  const TensorType &x = request.inputs[0], &weight = request.inputs[1];
+  const FragmentBlocks* blocks = FragmentBlocks::of(weight.encoding);
+  return request.device->backend() == "cuda" &&
+         static_cast<const CudaDevice*>(request.device)->compute_capability() >= 90 &&
+         (x.encoding == &Int8Chunks::instance() || (x.encoding == nullptr && x.dtype == DType::bf16)) &&
+         blocks != nullptr && (blocks->layout().known == kFourBitLayout || blocks->layout().known == kSixBitLayout) &&
+         weight.fixed(1) % kIntegerChunk == 0;
 }
 
 CudaMatmulProblem matmul_problem(const KernelRequest& request) {
@@ -63,6 +74,15 @@ const FragmentLayout* layout_of(const TensorType& weight) {
 void stream_products(CudaDevice& device, const LinearStreamParams& p,
                      const std::array<const FragmentLayout*, kMostLinearStreamParts>& layouts,
                      const FragmentLayout* up_layout) {
+  PackedStreamParams packed{.product = p, .layouts = {}, .up_layout = {}};
+  for (size_t i = 0; i < layouts.size(); ++i)
+    if (layouts[i] != nullptr) packed.layouts[i] = *layouts[i];
+  if (up_layout != nullptr) packed.up_layout = *up_layout;
+  if (p.x_sums != nullptr) {
+    EADEM_CUDA_CALL(p.tokens > kIntegerStreamMaxTokens ? launch_integer_tiles(packed, device.stream())
+                                                       : launch_integer_stream(packed, device.stream()));
+    return;
+  }
   if (p.x_scales != nullptr) {
     EADEM_CUDA_CALL(p.tokens > kLinearStreamMaxTokens ? launch_fp8_tiles(p, device.stream())
                                                       : launch_fp8_stream(p, device.stream()));
@@ -72,10 +92,6 @@ void stream_products(CudaDevice& device, const LinearStreamParams& p,
     EADEM_CUDA_CALL(launch_linear_stream(p, device.stream()));
     return;
   }
-  PackedStreamParams packed{.product = p, .layouts = {}, .up_layout = {}};
-  for (size_t i = 0; i < layouts.size(); ++i)
-    if (layouts[i] != nullptr) packed.layouts[i] = *layouts[i];
-  if (up_layout != nullptr) packed.up_layout = *up_layout;
   EADEM_CUDA_CALL(launch_packed_stream(packed, device.stream()));
 }
 
@@ -89,12 +105,12 @@ void compute_rows(CudaDevice& device, const LinearParams& p, const FragmentLayou
     return static_cast<Byte*>(matrix) + row * row_bytes;
   };
   const auto size_of = [](DType dtype) { return static_cast<int64_t>(dtype_size(dtype)); };
-  const bool e4m3 = p.x_scales != nullptr;
-  const int64_t at_once = e4m3 ? p.tokens : kLinearStreamMaxTokens;
+  const bool is_rounded = p.x_scales != nullptr;
+  const int64_t at_once = is_rounded ? p.tokens : kLinearStreamMaxTokens;
   for (int64_t row = 0; row < p.tokens; row += at_once)
     stream_products(
         device,
-        {.x = row_of(p.x, row, e4m3 ? p.in : p.in * size_of(p.x_dtype)),
+        {.x = row_of(p.x, row, p.in * size_of(p.x_dtype)),
          .up = nullptr,
          .parts = {{p.weight, p.bias, row_of(p.y, row, p.out * size_of(p.y_dtype)), p.out, p.weight_scales}},
          .tokens = std::min(at_once, p.tokens - row),
@@ -102,8 +118,10 @@ void compute_rows(CudaDevice& device, const LinearParams& p, const FragmentLayou
          .multiprocessors = device.multiprocessors(),
          .y_dtype = p.y_dtype,
          .activation = {},
-         .x_scales = e4m3 ? p.x_scales + row : nullptr,
-         .scaling = p.weight_scaling},
+         .x_scales = p.x_scales,
+         .scaling = p.weight_scaling,
+         .x_halves = p.x_halves,
+         .x_sums = p.x_sums},
         {layout});
 }
 
@@ -209,12 +227,14 @@ WeightScaling scaling_of(const Encoding* encoding) {
 
 ExactProduct::ExactProduct(CudaDevice& device, const KernelRequest& request)
     : device_(&device),
-      layout_(request.inputs[0].encoding != nullptr ? nullptr : layout_of(request.inputs[1])),  // codes: not packed
+      integers_(request.inputs[0].encoding == &Int8Chunks::instance()),
+      // Beside codes of 8-bit floats, such weights are not packed.
+      layout_(request.inputs[0].encoding != nullptr && !integers_ ? nullptr : layout_of(request.inputs[1])),
       scaling_(scaling_of(request.inputs[1].encoding)) {
   const CudaMatmulProblem problem = matmul_problem(request);
   const int64_t row_bytes = problem.out * static_cast<int64_t>(dtype_size(problem.result));
   const int64_t most_rows = request.inputs[0].dim(0).bind(request.bounds);
-  if (most_rows <= kLinearStreamMaxTokens || row_bytes % CudaMatmul::kAlignment != 0) return;
+  if (integers_ || most_rows <= kLinearStreamMaxTokens || row_bytes % CudaMatmul::kAlignment != 0) return;
   if (problem.e4m3 && scaling_ != WeightScaling::rows) return;  // the library has no such scales
   if (layout_ != nullptr) {
     const int64_t decoded_bytes = ceil_multiple(problem.out * problem.in * 2, kScratchAlignment);

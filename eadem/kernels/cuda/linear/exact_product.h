@@ -2,9 +2,9 @@
 //
 // Products whose bits do not depend on the number of rows. Of bf16 rows, every output is one chain of mma.sync over
 // ascending k (linear_stream.cu, packed_stream.cu); of rows and weights in 8-bit floats it is a sum of chains
-// (fp8_stream.cu). Up to kLinearStreamMaxTokens rows are streamed; more go through those algorithms of cuBLASLt that
-// gave the same bits in a test. Else bf16 rows are streamed in turns, and those of 8-bit floats computed in tiles
-// (fp8_tiles.cu).
+// (fp8_stream.cu), of rows of 8-bit codes and K-quants one of chunks (integer_products.cuh, which no library has). Up
+// to kLinearStreamMaxTokens rows are streamed; more go through those algorithms of cuBLASLt that gave the same bits in
+// a test. Else bf16 rows are streamed in turns, and those of 8-bit floats computed in tiles (fp8_tiles.cu).
 #pragma once
 
 #include <array>
@@ -22,6 +22,9 @@ std::string stream_requirement(const KernelRequest& request);
 // Whether fp8_stream accepts them: x as it will be once it is rounded, weight in e4m3.
 bool takes_fp8_stream(const KernelRequest& request);
 
+// Whether integer_stream and integer_tiles accept them: x as it will be once it is rounded, weight in q4_k or q6_k.
+bool takes_integers(const KernelRequest& request);
+
 // linear's kernel cuda_fp8, for a request that takes_fp8_stream; rows that arrive plain are rounded (linear.cc).
 PlanPtr prepare_linear_fp8(const KernelRequest& request, Context& context);
 
@@ -32,8 +35,8 @@ CudaMatmulCall matmul_call(const LinearParams& params);
 // The layout in which the mma.sync chain reads a weight; null for plain ones.
 const FragmentLayout* layout_of(const TensorType& weight);
 
-// Computes up to kLinearStreamMaxTokens rows, or, where weights have scales, any number of one part. All weights are
-// plain, or each has a layout, or each has scales.
+// Computes up to kLinearStreamMaxTokens rows (of 8-bit codes and K-quants up to kIntegerStreamMaxTokens), or, where x
+// is rounded, any number of one part. All weights are plain, or each has a layout, or each has scales.
 void stream_products(CudaDevice& device, const LinearStreamParams& params,
                      const std::array<const FragmentLayout*, kMostLinearStreamParts>& layouts,
                      const FragmentLayout* up_layout = nullptr);
@@ -49,6 +52,8 @@ class ExactProduct {
   static constexpr int64_t kScratchAlignment = 64;
   int64_t scratch_bytes() const { return scratch_bytes_; }
   const FragmentLayout* layout() const { return layout_; }
+  // The most rows of more than one part.
+  int64_t most_streamed() const { return integers_ ? kIntegerStreamMaxTokens : kLinearStreamMaxTokens; }
   WeightScaling scaling() const { return scaling_; }
 
   // Sets params.weight_scaling itself.
@@ -56,6 +61,7 @@ class ExactProduct {
 
  private:
   CudaDevice* device_;
+  bool integers_;                 // x are rows of Int8Chunks
   const FragmentLayout* layout_;  // of the weight; null: it is plain
   WeightScaling scaling_;         // of the weight; `rows` if it has no scales
   int64_t scratch_bytes_ = 0;

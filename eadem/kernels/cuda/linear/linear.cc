@@ -8,6 +8,8 @@
 //                   stream them as they are (packed_stream.cu), more rows decode them first
 //   cuda_fp8        weights in e4m3, with scales for rows, blocks or the whole, and x rounded to rows of e4m3
 //                   (fp8_stream.cu, cuBLASLt, fp8_tiles.cu)
+//   cuda_int8       weights in q4_k or q6_k, and x rounded to 8-bit codes with a scale for each 256 (integer_stream.cu,
+//                   integer_tiles.cu)
 //   cublaslt        other shapes and f32, by one algorithm for any number of rows
 //   cuda_tiles      any mix of element types, f32 FMA
 #include "eadem/kernels/linear.h"
@@ -24,6 +26,7 @@
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/linear/exact_product.h"
 #include "eadem/kernels/cuda/linear/fragment_blocks.h"
+#include "eadem/kernels/cuda/linear/int8_chunks.h"
 #include "eadem/kernels/cuda/support.h"
 #include "eadem/kernels/fusions.h"
 
@@ -37,6 +40,8 @@ constexpr double kF32Share = 0.08;
 constexpr double kTilesShare = 0.01;
 // Products of 8-bit floats against the bf16 rate, by their nominal rates.
 constexpr double kFp8Share = 2.0;
+// What products of K-quants as they are gain over those of decoded weights, where weights are read.
+constexpr double kIntegerShare = 1.25;
 
 Requirements common(const KernelRequest& request, std::initializer_list<size_t> encoded_inputs = {}) {
   return Requirements(request, encoded_inputs)
@@ -52,9 +57,16 @@ double bf16_bytes(const TensorType& weight) {
   return Fp8Encoding::of(weight.encoding) == nullptr ? 0.0 : static_cast<double>(weight.num_elements({}));
 }
 
+// A weight that cuda_int8 takes goes there for any number of rows, so that all have the same bits.
+constexpr const char* kLeftToIntegers = "cuda_int8 multiplies its codes as they are; matmul_input is int8";
+bool left_to_integers(const KernelRequest& request, MatmulInput input) {
+  return input == MatmulInput::int8 && takes_integers(request);
+}
+
 Verdict can_use_mma_chain(const KernelRequest& request) {
   return common(request, {1})
       .require(takes_stream(request), stream_requirement(request))
+      .require(!left_to_integers(request, request.attrs.get<LinearAttrs>().matmul_input), kLeftToIntegers)
       .same_dtype("bias", request.inputs[2], "y", request.outputs[0])
       .verdict({.extra_bytes = bf16_bytes(request.inputs[1]), .reason = "tensor cores"});
 }
@@ -84,6 +96,31 @@ Verdict can_use_fp8(const KernelRequest& request) {
 
 const Encoding* fp8_rows(const KernelRequest&, int input) { return input == 0 ? &RowEncoding::fp8_e4m3() : nullptr; }
 
+// The same for integer_stream.
+Requirements integer_requirements(const KernelRequest& request, MatmulInput input,
+                                  std::initializer_list<size_t> encoded_inputs,
+                                  std::initializer_list<size_t> encoded_outputs = {}) {
+  return Requirements(request, encoded_inputs, encoded_outputs)
+      .require(takes_integers(request),
+               fmt::format("x has to be bf16 (is {}), weight q4_k or q6_k (is {}), its rows a multiple of {} (are {}), "
+                           "the device Hopper or newer",
+                           WeightType(request.inputs[0].dtype, request.inputs[0].encoding).name(),
+                           WeightType(request.inputs[1].dtype, request.inputs[1].encoding).name(), kIntegerChunk,
+                           request.inputs[1].fixed(1)))
+      .require(input == MatmulInput::int8,
+               fmt::format("rounds x to int8; matmul_input is {}", matmul_input_name(input)));
+}
+constexpr const char* kIntegerReason = "tensor cores, 8-bit codes";
+
+Verdict can_use_integers(const KernelRequest& request) {
+  return integer_requirements(request, request.attrs.get<LinearAttrs>().matmul_input, {0, 1})
+      .dtype("y", request.outputs[0], kActivationDTypes)
+      .same_dtype("bias", request.inputs[2], "y", request.outputs[0])
+      .verdict({.flops_share = kIntegerShare, .reason = kIntegerReason});
+}
+
+const Encoding* integer_rows(const KernelRequest&, int input) { return input == 0 ? &Int8Chunks::instance() : nullptr; }
+
 Verdict can_use_cublaslt(const KernelRequest& request) {
   const TensorType &x = request.inputs[0], &weight = request.inputs[1], &y = request.outputs[0];
   const double share = x.dtype == DType::f32 ? kF32Share : 1.0;
@@ -112,8 +149,11 @@ Verdict can_use_tiles(const KernelRequest& request) {
 const void* operand_data(const TensorView& operand) {
   return operand.encoding == nullptr ? elements(operand) : operand.plane(0);
 }
-// The scales of 8-bit floats; null for other operands.
+// The scales of 8-bit floats and codes; null for other operands.
 const float* scales_of(const TensorView& operand) { return static_cast<const float*>(operand.more_planes[0]); }
+// Planes of Int8Chunks; null for other operands.
+const void* halves_of(const TensorView& x) { return x.encoding == &Int8Chunks::instance() ? x.plane(2) : nullptr; }
+const void* sums_of(const TensorView& x) { return x.encoding == &Int8Chunks::instance() ? x.plane(3) : nullptr; }
 
 LinearParams linear_params(const KernelCall& call) {
   const TensorView &x = call.inputs[0], &weight = call.inputs[1], &bias = call.inputs[2], &y = call.outputs[0];
@@ -129,7 +169,9 @@ LinearParams linear_params(const KernelCall& call) {
           .bias_dtype = bias.dtype,
           .y_dtype = y.dtype,
           .x_scales = scales_of(x),
-          .weight_scales = scales_of(weight)};
+          .weight_scales = scales_of(weight),
+          .x_halves = halves_of(x),
+          .x_sums = sums_of(x)};
 }
 
 PlanPtr prepare_cublaslt(const KernelRequest& request, Context& context) {
@@ -179,6 +221,29 @@ struct LinearRequest {
   KernelRequest request;
 };
 
+// Rounds rows to the encoding of `to`, as quantize does; with `factor` what they are activated and multiplied to.
+void round_rows(const TensorView& to, const TensorView& values, cudaStream_t stream, const void* factor = nullptr,
+                ActivationKind kind = {}) {
+  if (to.encoding == &Int8Chunks::instance()) {
+    EADEM_CUDA_CALL(launch_quantize_chunks({.x = elements(values),
+                                            .to = int8_chunk_planes(to),
+                                            .dtype = values.dtype,
+                                            .factor = factor,
+                                            .activation = kind},
+                                           stream));
+    return;
+  }
+  EADEM_CUDA_CALL(launch_quantize_rows({.x = elements(values),
+                                        .codes = static_cast<uint8_t*>(to.plane(0)),
+                                        .scales = static_cast<float*>(to.plane(1)),
+                                        .rows = values.shape[0],
+                                        .columns = values.shape[1],
+                                        .dtype = values.dtype,
+                                        .factor = factor,
+                                        .activation = kind},
+                                       stream));
+}
+
 // --- linear_gated_activation: few rows take one pass over both weights; more rows take two products and the
 // activation.
 
@@ -189,6 +254,10 @@ Verdict can_gate(const KernelRequest& request) {
       .same_dtype("up_weight", up, "gate_weight", gate)
       .require((up.encoding == nullptr) == (gate.encoding == nullptr), "one weight is plain and one is encoded")
       .require(takes_stream(request), stream_requirement(request))
+      .require(!left_to_integers(request, request.attrs.get<LinearGatedActivationAttrs>().matmul_input) &&
+                   !left_to_integers(LinearRequest(request, 2, std::nullopt, 0).request,
+                                     request.attrs.get<LinearGatedActivationAttrs>().matmul_input),
+               kLeftToIntegers)
       .verdict({.extra_bytes = bf16_bytes(gate) + bf16_bytes(up), .reason = "tensor cores"});
 }
 
@@ -198,6 +267,24 @@ Verdict can_gate_fp8(const KernelRequest& request) {
       .dtype("y", request.outputs[0], {DType::bf16})
       .require(up.encoding == gate.encoding, "the weights have different encodings")
       .verdict({.flops_share = kFp8Share, .reason = kFp8Reason});
+}
+
+Verdict can_gate_integers(const KernelRequest& request) {
+  const LinearRequest up(request, 2, std::nullopt, 0);
+  return integer_requirements(request, request.attrs.get<LinearGatedActivationAttrs>().matmul_input, {0, 1, 2})
+      .dtype("y", request.outputs[0], {DType::bf16})
+      .require(takes_integers(up.request), "up_weight is not q4_k or q6_k")
+      .verdict({.flops_share = kIntegerShare, .reason = kIntegerReason});
+}
+
+Verdict can_gate_integers_and_quantize(const KernelRequest& request) {
+  const Encoding* to = request.attrs.get<LinearGatedActivationAttrs>().round_to;
+  const LinearRequest up(request, 2, std::nullopt, 0);
+  return integer_requirements(request, request.attrs.get<LinearGatedActivationAttrs>().matmul_input, {0, 1, 2}, {0})
+      .dtype("y", request.outputs[0], {DType::bf16})
+      .require(to == &Int8Chunks::instance(), fmt::format("rounds to int8_chunks; {} is wanted", to->name()))
+      .require(takes_integers(up.request), "up_weight is not q4_k or q6_k")
+      .verdict({.flops_share = kIntegerShare, .reason = kIntegerReason});
 }
 
 Verdict can_gate_and_quantize(const KernelRequest& request) {
@@ -221,7 +308,7 @@ struct GatedProduct {
     const int64_t results_bytes = tokens * request.inputs[1].fixed(0) * 2;
     gate_at = std::max(gate.scratch_bytes(), up.scratch_bytes());
     up_at = gate_at + (rounds ? results_bytes : 0);
-    scratch_bytes = tokens > kLinearStreamMaxTokens ? up_at + results_bytes : rounds ? up_at : 0;
+    scratch_bytes = tokens > gate.most_streamed() ? up_at + results_bytes : rounds ? up_at : 0;
   }
 
   ExactProduct gate, up;
@@ -236,13 +323,7 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
   CudaDevice& device = cuda_device(call);
   char* scratch = static_cast<char*>(call.scratch.data);
   void* results = product.rounds ? scratch + product.gate_at : elements(y);
-  QuantizeRowsParams rounding{.x = results,
-                              .codes = static_cast<uint8_t*>(y.plane(0)),
-                              .scales = static_cast<float*>(y.plane(1)),
-                              .rows = x.shape[0],
-                              .columns = gate.shape[0],
-                              .dtype = y.dtype};
-  if (x.shape[0] <= kLinearStreamMaxTokens) {
+  if (x.shape[0] <= product.gate.most_streamed()) {
     stream_products(device,
                     {.x = operand_data(x),
                      .up = operand_data(up),
@@ -254,9 +335,11 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
                      .activation = product.kind,
                      .x_scales = scales_of(x),
                      .up_scales = scales_of(up),
-                     .scaling = product.gate.scaling()},
+                     .scaling = product.gate.scaling(),
+                     .x_halves = halves_of(x),
+                     .x_sums = sums_of(x)},
                     {product.gate.layout()}, product.up.layout());
-    if (product.rounds) EADEM_CUDA_CALL(launch_quantize_rows(rounding, device.stream()));
+    if (product.rounds) round_rows(y, TensorView(results, y.dtype, y.shape), device.stream());
     return;
   }
   LinearParams p{.x = operand_data(x),
@@ -271,14 +354,15 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
                  .bias_dtype = y.dtype,
                  .y_dtype = y.dtype,
                  .x_scales = scales_of(x),
-                 .weight_scales = scales_of(gate)};
+                 .weight_scales = scales_of(gate),
+                 .x_halves = halves_of(x),
+                 .x_sums = sums_of(x)};
   product.gate.run(p, scratch);
   p.weight = operand_data(up), p.weight_scales = scales_of(up);
   p.y = scratch + product.up_at;
   product.up.run(p, scratch);
   if (product.rounds) {
-    rounding.factor = p.y, rounding.activation = product.kind;
-    EADEM_CUDA_CALL(launch_quantize_rows(rounding, device.stream()));
+    round_rows(y, TensorView(results, y.dtype, y.shape), device.stream(), p.y, product.kind);
   } else {
     EADEM_CUDA_CALL(
         launch_gated_activation({.a = results, .b = p.y, .y = results, .size = p.tokens * p.out, .dtype = y.dtype},
@@ -291,14 +375,15 @@ PlanPtr prepare_gated(const KernelRequest& request, Context& context) {
   return make_plan([product](const KernelCall& call) { run_gated(product, call); }, product.scratch_bytes);
 }
 
-// --- 8-bit floats: rows of x that arrive as they are, are rounded first.
+// --- 8-bit floats and codes: rows of x that arrive as they are, are rounded first.
 
-template <PlanPtr (*kPrepare)(const KernelRequest& request, Context& context)>
-PlanPtr prepare_fp8(const KernelRequest& request, Context& context) {
+template <const Encoding* (*kRows)(const KernelRequest& request, int input),
+          PlanPtr (*kPrepare)(const KernelRequest& request, Context& context)>
+PlanPtr prepare_rounded(const KernelRequest& request, Context& context) {
   const TensorType& x = request.inputs[0];
   if (x.encoding != nullptr) return kPrepare(request, context);
   constexpr size_t kMostInputs = 7;
-  const RowEncoding& encoding = RowEncoding::fp8_e4m3();
+  const Encoding& encoding = *kRows(request, 0);
   EADEM_CHECK(request.inputs.size() <= kMostInputs, "{} inputs", request.inputs.size());
   std::vector<TensorType> types(request.inputs.begin(), request.inputs.end());
   types[0] = TensorType(x.dtype, x.dims(), &encoding);
@@ -315,13 +400,7 @@ PlanPtr prepare_fp8(const KernelRequest& request, Context& context) {
         std::copy(call.inputs.begin(), call.inputs.end(), inputs.begin());
         inputs[0] =
             view_of_planes(static_cast<char*>(call.scratch.data) + rounded_at, encoding, values.dtype, values.shape);
-        EADEM_CUDA_CALL(launch_quantize_rows({.x = elements(values),
-                                              .codes = static_cast<uint8_t*>(inputs[0].plane(0)),
-                                              .scales = static_cast<float*>(inputs[0].plane(1)),
-                                              .rows = values.shape[0],
-                                              .columns = values.shape[1],
-                                              .dtype = values.dtype},
-                                             stream_of(call)));
+        round_rows(inputs[0], values, stream_of(call));
         plan->run({.inputs = std::span<const TensorView>(inputs.data(), call.inputs.size()),
                    .outputs = call.outputs,
                    .scratch = call.scratch,
@@ -343,6 +422,8 @@ Verdict can_use_qkv(const KernelRequest& request) {
     if ((request.inputs[1 + 2 * part].encoding == nullptr) != (request.inputs[1].encoding == nullptr))
       return Verdict::no("some weights are plain and some are encoded");
   }
+  if (kCanMultiply == can_use_integers)
+    return accept(request, {.flops_share = kIntegerShare, .reason = kIntegerReason});
   for (size_t part = 1; part < 3 && kCanMultiply == can_use_fp8; ++part)
     if (request.inputs[1 + 2 * part].encoding != request.inputs[1].encoding)
       return Verdict::no("the weights have different encodings");
@@ -370,7 +451,7 @@ struct QkvProduct {
 void run_qkv(const QkvProduct& product, const KernelCall& call) {
   const TensorView& x = call.inputs[0];
   CudaDevice& device = cuda_device(call);
-  if (x.shape[0] > kLinearStreamMaxTokens) {
+  if (x.shape[0] > product.products[0].most_streamed()) {
     for (size_t part = 0; part < 3; ++part) {
       const TensorView inputs[] = {x, call.inputs[1 + 2 * part], call.inputs[2 + 2 * part]};
       product.products[part].run(linear_params({.inputs = inputs, .outputs = call.outputs.subspan(part, 1)}),
@@ -387,7 +468,9 @@ void run_qkv(const QkvProduct& product, const KernelCall& call) {
                        .y_dtype = call.outputs[0].dtype,
                        .activation = {},
                        .x_scales = scales_of(x),
-                       .scaling = product.products[0].scaling()};
+                       .scaling = product.products[0].scaling(),
+                       .x_halves = halves_of(x),
+                       .x_sums = sums_of(x)};
   for (size_t part = 0; part < 3; ++part) {
     const TensorView &weight = call.inputs[1 + 2 * part], &bias = call.inputs[2 + 2 * part];
     p.parts[part] = {operand_data(weight), elements(bias), elements(call.outputs[part]), weight.shape[0],
@@ -410,9 +493,16 @@ constexpr Kernel kMmaChain{.name = "cuda_mma_chain",
 constexpr Kernel kFp8{.name = "cuda_fp8",
                       .pass = Pass::inference,
                       .can_handle = can_use_fp8,
-                      .prepare = prepare_fp8<prepare_exact>,
+                      .prepare = prepare_rounded<fp8_rows, prepare_exact>,
                       .alignment_bytes = CudaMatmul::kAlignment,
                       .wanted_encoding = fp8_rows};
+constexpr Kernel kIntegers{.name = "cuda_int8",
+                           .pass = Pass::inference,
+                           .can_handle = can_use_integers,
+                           .prepare = prepare_rounded<integer_rows, prepare_exact>,
+                           .packing = linear_packing,
+                           .alignment_bytes = CudaMatmul::kAlignment,
+                           .wanted_encoding = integer_rows};
 constexpr Kernel kCublasLt{.name = "cublaslt",
                            .pass = Pass::inference,
                            .can_handle = can_use_cublaslt,
@@ -430,21 +520,42 @@ constexpr Kernel kGated{.name = "cuda_mma_chain",
 constexpr Kernel kGatedFp8{.name = "cuda_fp8",
                            .pass = Pass::inference,
                            .can_handle = can_gate_fp8,
-                           .prepare = prepare_fp8<prepare_gated>,
+                           .prepare = prepare_rounded<fp8_rows, prepare_gated>,
                            .alignment_bytes = CudaMatmul::kAlignment,
                            .wanted_encoding = fp8_rows};
 constexpr Kernel kGatedQuantize{.name = "cuda_fp8",
                                 .pass = Pass::inference,
                                 .can_handle = can_gate_and_quantize,
-                                .prepare = prepare_fp8<prepare_gated>,
+                                .prepare = prepare_rounded<fp8_rows, prepare_gated>,
                                 .alignment_bytes = CudaMatmul::kAlignment,
                                 .wanted_encoding = fp8_rows};
+constexpr Kernel kGatedIntegers{.name = "cuda_int8",
+                                .pass = Pass::inference,
+                                .can_handle = can_gate_integers,
+                                .prepare = prepare_rounded<integer_rows, prepare_gated>,
+                                .packing = gated_packing,
+                                .alignment_bytes = CudaMatmul::kAlignment,
+                                .wanted_encoding = integer_rows};
+constexpr Kernel kGatedIntegersQuantize{.name = "cuda_int8",
+                                        .pass = Pass::inference,
+                                        .can_handle = can_gate_integers_and_quantize,
+                                        .prepare = prepare_rounded<integer_rows, prepare_gated>,
+                                        .packing = gated_packing,
+                                        .alignment_bytes = CudaMatmul::kAlignment,
+                                        .wanted_encoding = integer_rows};
 constexpr Kernel kQkvFp8{.name = "cuda_fp8",
                          .pass = Pass::inference,
                          .can_handle = can_use_qkv<can_use_fp8>,
-                         .prepare = prepare_fp8<prepare_qkv>,
+                         .prepare = prepare_rounded<fp8_rows, prepare_qkv>,
                          .alignment_bytes = CudaMatmul::kAlignment,
                          .wanted_encoding = fp8_rows};
+constexpr Kernel kQkvIntegers{.name = "cuda_int8",
+                              .pass = Pass::inference,
+                              .can_handle = can_use_qkv<can_use_integers>,
+                              .prepare = prepare_rounded<integer_rows, prepare_qkv>,
+                              .packing = qkv_packing,
+                              .alignment_bytes = CudaMatmul::kAlignment,
+                              .wanted_encoding = integer_rows};
 constexpr Kernel kQkv{.name = "cuda_mma_chain",
                       .pass = Pass::inference,
                       .can_handle = can_use_qkv<can_use_mma_chain>,
@@ -455,7 +566,7 @@ constexpr Kernel kQkv{.name = "cuda_mma_chain",
 }  // namespace
 
 PlanPtr prepare_linear_fp8(const KernelRequest& request, Context& context) {
-  return prepare_fp8<prepare_exact>(request, context);
+  return prepare_rounded<fp8_rows, prepare_exact>(request, context);
 }
 
 KernelList linear_kernels() {
@@ -463,11 +574,11 @@ KernelList linear_kernels() {
   const KernelList fp8 = linear_fp8_backward_kernels();
   kernels.insert(kernels.end(), fp8.begin(), fp8.end());
   kernels.insert(kernels.begin(), {&kMmaChain, &kMmaChainForward, &kCublasLt, &kCublasLtForward, &kTiles,
-                                   &kTilesForward, &kFp8, &kFp8Forward});
+                                   &kTilesForward, &kFp8, &kFp8Forward, &kIntegers});
   return kernels;
 }
-KernelList linear_gated_activation_kernels() { return {&kGated, &kGatedFp8}; }
-KernelList linear_gated_activation_quantize_kernels() { return {&kGatedQuantize}; }
-KernelList linear_qkv_kernels() { return {&kQkv, &kQkvFp8}; }
+KernelList linear_gated_activation_kernels() { return {&kGated, &kGatedFp8, &kGatedIntegers}; }
+KernelList linear_gated_activation_quantize_kernels() { return {&kGatedQuantize, &kGatedIntegersQuantize}; }
+KernelList linear_qkv_kernels() { return {&kQkv, &kQkvFp8, &kQkvIntegers}; }
 
 }  // namespace eadem::kernels::cuda

@@ -7,6 +7,7 @@
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/linear/int8_chunks.h"
 #include "eadem/kernels/cuda/support.h"
 #include "eadem/kernels/fusions.h"
 #include "eadem/kernels/rms_norm.h"
@@ -112,7 +113,7 @@ PlanPtr prepare_add_rms_norm(const KernelRequest& request, Context&) {
   });
 }
 
-// The norm of x, or of a + b, whose rows are rounded to e4m3 as the separate ops would round them.
+// The norm of x, or of a + b, whose rows are rounded to 8 bits as the separate ops would round them.
 template <bool kAdds>
 Verdict can_normalize_and_quantize(const KernelRequest& request) {
   constexpr size_t kNormWeight = kAdds ? 2 : 1, kRounded = kAdds ? 1 : 0;
@@ -122,7 +123,8 @@ Verdict can_normalize_and_quantize(const KernelRequest& request) {
   requirements.dtype("x", x, kActivationDTypes)
       .dtype("weight", weight, kActivationDTypes)
       .require(weight.rank() == 1, "there is a weight for each group")
-      .require(to == &RowEncoding::fp8_e4m3(), fmt::format("rounds to fp8_e4m3; {} is wanted", to->name()))
+      .require(to == &RowEncoding::fp8_e4m3() || to == &Int8Chunks::instance(),
+               fmt::format("rounds to fp8_e4m3 or int8_chunks; {} is wanted", to->name()))
       .require(weight.fixed(0) % 8 == 0, "rows have to be a multiple of 8")
       .at_most("hidden", weight.fixed(0), kMostQuantizedNormColumns);
   if (kAdds) requirements.same_dtype("b", request.inputs[1], "a", x).same_dtype("sum", request.outputs[0], "a", x);
@@ -133,6 +135,7 @@ template <bool kAdds>
 PlanPtr prepare_norm_quantize(const KernelRequest& request, Context&) {
   return make_plan([eps = request.attrs.get<RmsNormQuantizeAttrs>().norm.eps](const KernelCall& call) {
     const TensorView &x = call.inputs[0], &weight = call.inputs[kAdds ? 2 : 1], &y = call.outputs[kAdds ? 1 : 0];
+    const bool chunks = y.encoding == &Int8Chunks::instance();
     EADEM_CUDA_CALL(launch_rms_norm({.x = elements(x),
                                      .add = kAdds ? elements(call.inputs[1]) : nullptr,
                                      .sum = kAdds ? elements(call.outputs[0]) : nullptr,
@@ -144,8 +147,9 @@ PlanPtr prepare_norm_quantize(const KernelRequest& request, Context&) {
                                      .eps = eps,
                                      .dtype = x.dtype,
                                      .weight_dtype = weight.dtype,
-                                     .codes = static_cast<uint8_t*>(y.plane(0)),
-                                     .scales = static_cast<float*>(y.plane(1))},
+                                     .codes = chunks ? nullptr : static_cast<uint8_t*>(y.plane(0)),
+                                     .scales = chunks ? nullptr : static_cast<float*>(y.plane(1)),
+                                     .chunks = chunks ? int8_chunk_planes(y) : Int8ChunkPlanes{}},
                                     stream_of(call)));
   });
 }

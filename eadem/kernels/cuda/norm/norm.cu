@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/kernels/cuda/fp8_rows.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
+#include "eadem/kernels/cuda/int8_chunks.cuh"
 #include "eadem/kernels/cuda/launch.h"
 
 namespace eadem::kernels::cuda {
@@ -9,15 +10,17 @@ namespace {
 
 constexpr int kThreads = 256;
 
+enum class Result : uint8_t { plain, e4m3, chunks };  // how y is stored
+
 // y = x / rms(x) * weight; with `add`, sum = x + add is normalized instead of x. One block per row. The sum is rounded
 // before it is normalized, so the bits equal those of the separate ops. kWidth elements are read at once. A thread
 // keeps its kVectors vectors in registers, and the weights, which no earlier kernel makes, are there before the row is;
 // with kVectors = 0 the row is read twice instead, so any `hidden` works, and each thread reads again only elements
-// that it wrote itself. With kQuantize the result is rounded to e4m3 instead of stored.
-template <typename T, typename W, int kWidth, int kVectors, bool kQuantize>
+// that it wrote itself.
+template <typename T, typename W, int kWidth, int kVectors, Result kResult>
 __global__ void __launch_bounds__(kThreads) rms_norm_rows(RmsNormParams p) {
   constexpr int kKept = kVectors > 0 ? kVectors : 1, kStride = kThreads * kWidth;
-  static_assert(!kQuantize || (kVectors > 0 && kWidth == 8));
+  static_assert(kResult == Result::plain || (kVectors > 0 && kWidth == 8));
   const int64_t offset = blockIdx.x * p.hidden;
   const T* x = static_cast<const T*>(p.x) + offset;      // [hidden]
   const T* add = static_cast<const T*>(p.add) + offset;  // [hidden], if p.add
@@ -60,7 +63,19 @@ __global__ void __launch_bounds__(kThreads) rms_norm_rows(RmsNormParams p) {
   if (p.inv_rms != nullptr && threadIdx.x == 0) p.inv_rms[blockIdx.x] = scale;
 
   // 2. Scale and store.
-  if constexpr (kQuantize) {
+  if constexpr (kResult == Result::chunks) {
+    // A warp's vectors are a chunk.
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (first + v * kStride >= p.hidden) continue;
+#pragma unroll
+      for (int n = 0; n < kWidth; ++n) values[v][n] = rounded<T>(values[v][n] * scale * weights[v][n]);
+      store_chunk(p.chunks, blockIdx.x, (first + v * kStride) / kIntegerChunk, values[v],
+                  static_cast<int>(threadIdx.x) % kWarp);
+    }
+    return;
+  }
+  if constexpr (kResult == Result::e4m3) {
     uint64_t largest = 0;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -108,14 +123,19 @@ cudaError_t launch_rms_norm(const RmsNormParams& p, cudaStream_t stream) {
       if (p.codes != nullptr) {
         static_assert(kMostQuantizedNormColumns == kThreads * 32);
         if (p.hidden % 8 != 0 || p.hidden > kMostQuantizedNormColumns) return cudaErrorInvalidValue;
-        return p.hidden <= kThreads * 16 ? launch(rms_norm_rows<T, W, 8, 2, true>)
-                                         : launch(rms_norm_rows<T, W, 8, 4, true>);
+        return p.hidden <= kThreads * 16 ? launch(rms_norm_rows<T, W, 8, 2, Result::e4m3>)
+                                         : launch(rms_norm_rows<T, W, 8, 4, Result::e4m3>);
       }
-      if (p.hidden % 8 != 0) return launch(rms_norm_rows<T, W, 1, 0, false>);
-      if (p.hidden <= kThreads * 8) return launch(rms_norm_rows<T, W, 8, 1, false>);
-      if (p.hidden <= kThreads * 16) return launch(rms_norm_rows<T, W, 8, 2, false>);
-      if (p.hidden <= kThreads * 32) return launch(rms_norm_rows<T, W, 8, 4, false>);
-      return launch(rms_norm_rows<T, W, 8, 0, false>);
+      if (p.chunks.codes != nullptr) {
+        if (p.hidden % kIntegerChunk != 0 || p.hidden > kMostQuantizedNormColumns) return cudaErrorInvalidValue;
+        return p.hidden <= kThreads * 16 ? launch(rms_norm_rows<T, W, 8, 2, Result::chunks>)
+                                         : launch(rms_norm_rows<T, W, 8, 4, Result::chunks>);
+      }
+      if (p.hidden % 8 != 0) return launch(rms_norm_rows<T, W, 1, 0, Result::plain>);
+      if (p.hidden <= kThreads * 8) return launch(rms_norm_rows<T, W, 8, 1, Result::plain>);
+      if (p.hidden <= kThreads * 16) return launch(rms_norm_rows<T, W, 8, 2, Result::plain>);
+      if (p.hidden <= kThreads * 32) return launch(rms_norm_rows<T, W, 8, 4, Result::plain>);
+      return launch(rms_norm_rows<T, W, 8, 0, Result::plain>);
     });
   });
 }

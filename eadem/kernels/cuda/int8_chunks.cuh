@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows rounded to Int8Chunks, with the bits of its encode.
+#pragma once
+
+#include "eadem/kernels/cuda/device_math.cuh"
+#include "eadem/kernels/cuda/launch.h"
+
+namespace eadem::kernels::cuda {
+
+// By a warp: rounds a chunk of a row, of which lane l has columns 8 l ... 8 l + 7.
+__device__ inline void store_chunk(const Int8ChunkPlanes& p, int64_t row, int64_t chunk, const float (&values)[8],
+                                   int lane) {
+  constexpr uint32_t kInfinity = 0x7f800000u;
+  uint32_t most = 0;  // magnitudes as integers, whose order is theirs; NaN is the largest
+#pragma unroll
+  for (int n = 0; n < 8; ++n) most = max(most, __float_as_uint(values[n]) & 0x7fffffffu);
+  most = __reduce_max_sync(kAllLanes, most);
+  const float largest = __uint_as_float(most);
+  const float factor = most < kInfinity && largest > 0x1p-119f ? 127.0f / largest : 0.0f;
+  const int64_t padded = ceil_div(p.rows, int64_t{8}) * 8;
+  if (lane == 0) p.scales[chunk * padded + row] = most < kInfinity && factor == 0.0f ? 0.0f : largest * (1.0f / 127.0f);
+  int codes[8], sum = 0;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    codes[n] = factor == 0.0f ? 0 : __float2int_rn(values[n] * factor);
+    sum += codes[n];
+  }
+  sum += __shfl_xor_sync(kAllLanes, sum, 1);
+  if (lane % 2 == 0)
+    store(p.sums + ((chunk * padded / 8 + row / 8) * 2 + lane / 16) * 64 + row % 8 * 8 + lane / 2 % 8,
+          static_cast<float>(sum));
+  int8_t* to = p.codes + row * p.columns + chunk * kIntegerChunk + lane / 8 * 64 + lane % 8 * 2;
+#pragma unroll
+  for (int n = 0; n < 4; ++n)
+    *reinterpret_cast<uint16_t*>(to + n * 16) =
+        static_cast<uint16_t>((codes[2 * n] & 255) | (codes[2 * n + 1] & 255) << 8);
+  float halves[8];
+#pragma unroll
+  for (int n = 0; n < 8; ++n) halves[n] = static_cast<float>(codes[n]);
+  store_vector(p.halves + row * p.columns + chunk * kIntegerChunk + lane * 8, halves);
+}
+
+}  // namespace eadem::kernels::cuda

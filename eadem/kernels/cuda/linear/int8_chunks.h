@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Int8Chunks: activations [rows, columns] as 8-bit codes with an f32 scale for each 256 columns of a row, a chunk,
+// which products with K-quants multiply (integer_products.cuh). Columns are a multiple of 256.
+//
+//   value[i] = scale * code[i],  code[i] = value * (127 / largest) to nearest even,  scale = largest / 127
+//
+// `largest` is the largest magnitude of the chunk. Below 2^-119 it is taken as 0: scale and codes are 0. Where a value
+// is not finite, neither is the scale, and the codes are 0, which decode to NaN. So does the CPU round
+// (cpu/linear/int8_rows.h).
+//
+// Planes, for C chunks of a row and R rows, of which there is room for R8, a multiple of 8:
+//   codes   i8   [R, columns]        of 64 columns, lane t = 0 ... 3 has 16 bytes: of each 16 columns those of
+//   mma.cuh's
+//                                    fragments, 2 t, 2 t + 1, 2 t + 8, 2 t + 9
+//   scales  f32  [C, R8]
+//   halves  f16  [R, columns]        the codes once more
+//   sums    f16  [C, R8 / 8, 2, 8, 8]  of the codes of 16 columns each: [chunk][rows][columns 0-127,
+//   128-255][row][sum],
+//                                    as wgmma reads it (narrow_operand)
+#pragma once
+
+#include "eadem/core/encoding.h"
+#include "eadem/kernels/cuda/launch.h"
+
+namespace eadem::kernels::cuda {
+
+class Int8Chunks final : public Encoding {
+ public:
+  static const Int8Chunks& instance();
+
+  std::string_view name() const override { return "int8_chunks"; }
+  // Throws InvalidArgument where columns are no multiple of kIntegerChunk.
+  std::vector<PlaneSpec> planes(const Shape& shape) const override;
+  int64_t num_pieces(const Shape& shape) const override { return shape[0]; }
+  void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
+  void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
+  void slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
+};
+
+// The planes of encoded rows as kernels read and write them.
+Int8ChunkPlanes int8_chunk_planes(const TensorView& encoded);
+
+}  // namespace eadem::kernels::cuda

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of rows of 8-bit codes (int8_chunks.h) with K-quants, by chunks of 256 columns, for which both sides have a
+// scale. Of output n and token t,
+//
+//   y = sum over chunks c of u_c * scale_c, in f32, in order of c, by one fma for each
+//   u = fma(I_1, d, fma(I_0, d, -(M * dmin)))   of four bits
+//   u = C * d                                   of six bits
+//
+//   I_0, I_1  the sums of sub-scale * code * token's code over the halves of a chunk: integers below 2^24, which have
+//   one
+//             value in whatever order they are added
+//   M         the sum of sub-min * token's codes over the chunk, likewise
+//   C         a chain of tensor-core products of 16 columns over the chunk (mma.cuh), of (code - 32) * sub-scale
+//   rounded
+//             to f16, and of the token's codes
+//   d, dmin   the scales of the weight's block; scale_c is the token's
+//
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "eadem/kernels/cuda/device_math.cuh"
+#include "eadem/kernels/cuda/instructions/mma.cuh"
+#include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/linear/fragment_layout.h"
+
+namespace eadem::kernels::cuda {
+
+static_assert(kIntegerChunk == kFragmentBlockColumns);
+inline constexpr FragmentLayout kFourBits = kKnownLayouts[kFourBitLayout], kSixBits = kKnownLayouts[kSixBitLayout];
+
+// c += a b of integers, a unsigned: m16n8k32. As for bf16 (mma.cuh), but lane 4 g + t has columns 4 t ... 4 t + 3 and
+// 16 more.
+__device__ inline void mma(int (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// c += a b of f16.
+__device__ inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// --- Fragments of f16.
+
+__device__ inline const uint32_t (&words_of(const uint4& v))[4] { return *reinterpret_cast<const uint32_t(*)[4]>(&v); }
+
+__device__ inline __half2 halves(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
+__device__ inline uint32_t bits_of(__half2 value) { return *reinterpret_cast<const uint32_t*>(&value); }
+__device__ inline __half2 both(float value) { return __float2half2_rn(value); }
+// The bytes of `bytes` that a selector names as f16: 1024 + byte.
+inline constexpr uint32_t kFirstBytes = 0x4140u, kLastBytes = 0x4342u;  // bytes 0 and 1, 2 and 3
+inline constexpr uint32_t kOneByte = 0x4040u;                           // byte 0 twice
+__device__ inline uint32_t spread(uint32_t bytes, uint32_t selector) {
+  return __byte_perm(bytes, 0x64646464u, selector);
+}
+
+// What a lane holds of a piece of 64 columns of a block.
+template <bool kSix>
+struct Codes {
+  static constexpr int kSubs = 64 >> (kSix ? kSixBits : kFourBits).sub_shift;  // sub-scales of a row
+
+  uint4 words;
+  uint2 tops{};             // of six bits
+  uint32_t subs[kSubs][2];  // sub-scales of rows g and g + 8
+
+  __device__ Codes(const uint8_t* block, int piece, int lane)
+      : words(reinterpret_cast<const uint4*>(block)[piece * kWarp + lane]) {
+    if constexpr (kSix) tops = reinterpret_cast<const uint2*>(block + kSixBits.high)[piece * kWarp + lane];
+    const uint8_t* from =
+        block + (kSix ? kSixBits : kFourBits).sub_scales + piece * kSubs * kFragmentBlockRows + lane / 4;
+#pragma unroll
+    for (int i = 0; i < kSubs; ++i)
+      subs[i][0] = from[i * kFragmentBlockRows], subs[i][1] = from[i * kFragmentBlockRows + 8];
+  }
+
+  // The fragments of steps 2 group and 2 group + 1: codes * sub-scales.
+  __device__ void decode(uint32_t (&a)[2][4], int group) const {
+    if constexpr (kSix) {
+      constexpr uint32_t kNibbles = 0x0f0f0f0fu, kTops = 0x30303030u;
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        const uint32_t top = group == 0 ? tops.x : tops.y, word = words_of(words)[2 * group + step];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const __half2 scale = __hadd2(halves(spread(subs[2 * group + step][r] ^ 0x80u, kOneByte)), both(-1152.0f));
+          const int shift = 4 - 4 * step - 2 * r;
+          const uint32_t bytes =
+              ((r == 0 ? word : word >> 4) & kNibbles) | ((shift >= 0 ? top << shift : top >> -shift) & kTops);
+#pragma unroll
+          for (int h = 0; h < 2; ++h)
+            a[step][2 * h + r] = bits_of(
+                __hmul2(__hadd2(halves(spread(bytes, h == 0 ? kFirstBytes : kLastBytes)), both(-1056.0f)), scale));
+        }
+      }
+    } else {
+      // The codes of row g are 1024 + code in f16, those of row g + 8 1024 + 16 code.
+      constexpr uint32_t kLow = 0xff0fff0fu, kHigh = 0xfff0fff0u;
+      const __half2 low_scale = __hadd2(halves(spread(subs[group][0], kOneByte)), both(-1024.0f));
+      const __half2 high_scale = __hfma2(halves(spread(subs[group][1], kOneByte)), both(1.0f / 16), both(-64.0f));
+      const __half2 low_offset = __hmul2(low_scale, both(-1024.0f)), high_offset = __hmul2(high_scale, both(-1024.0f));
+#pragma unroll
+      for (int step = 0; step < 2; ++step)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const uint32_t bytes = spread(words_of(words)[2 * group + step], h == 0 ? kFirstBytes : kLastBytes);
+          a[step][2 * h] = bits_of(__hfma2(halves(bytes & kLow), low_scale, low_offset));
+          a[step][2 * h + 1] = bits_of(__hfma2(halves(bytes & kHigh), high_scale, high_offset));
+        }
+    }
+  }
+};
+
+// Two integers below 2048 as f16.
+__device__ inline uint32_t halves_of(int low, int high) {
+  const __half2 pair = __halves2half2(__int2half_rn(low), __int2half_rn(high));
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// Where a lane finds the rows of all tokens of a product. Tokens beyond the last are the last.
+struct IntegerRows {
+  const int8_t* codes;
+  const uint32_t* sums;
+  int64_t chunk_sums;  // words from a chunk's sums to the next one's
+  int tokens;
+
+  __device__ IntegerRows(const LinearStreamParams& p, int tokens_, int lane)
+      : codes(static_cast<const int8_t*>(p.x) + lane % 4 * 16),
+        sums(static_cast<const uint32_t*>(p.x_sums) + lane % 4),
+        chunk_sums(ceil_div(p.tokens, int64_t{8}) * 64),
+        tokens(tokens_) {}
+};
+
+// What a lane multiplies of a chunk, for kTiles tiles of eight tokens.
+template <int kTiles>
+struct IntegerTokens {
+  uint4 codes[kTiles][kFragmentPieces];  // of token g
+  uint32_t sums[kTiles][2];              // of token g, halves of groups 2 t, 2 t + 1, and these + 8: f16
+
+  __device__ IntegerTokens(const IntegerRows& rows, const LinearStreamParams& p, int chunk, int lane) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const int token = min(t * 8 + lane / 4, rows.tokens - 1);
+      const auto* from = reinterpret_cast<const uint4*>(rows.codes + token * p.in + chunk * kIntegerChunk);
+#pragma unroll
+      for (int piece = 0; piece < kFragmentPieces; ++piece) codes[t][piece] = __ldg(from + piece * 4);
+      const uint32_t* of_chunk = rows.sums + chunk * rows.chunk_sums + token / 8 * 64 + token % 8 * 4;
+      sums[t][0] = __ldg(of_chunk), sums[t][1] = __ldg(of_chunk + 32);
+    }
+  }
+};
+
+// The fragment of a block of q4_k by which the sums of a token's codes are multiplied: columns 2 t, 2 t + 1 are the
+// halves of group t, and those + 8 of group t + 4.
+__device__ inline void load_minimums(uint32_t (&min)[4], const uint8_t* block, int lane) {
+  const uint8_t* subs = block + kFourBits.sub_mins + lane % 4 * kFragmentBlockRows + lane / 4;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int value = subs[i % 2 * 8 + i / 2 * 4 * kFragmentBlockRows];
+    min[i] = halves_of(value, value);
+  }
+}
+
+// u[t][i] of row g + 8 (i / 2) and token 2 t + i % 2 of each tile, for the block of q4_k at `block`, by a warp.
+template <int kTiles>
+__device__ inline void multiply_four_bits(float (&u)[kTiles][4], const IntegerTokens<kTiles>& x, const uint8_t* block,
+                                          int lane) {
+  constexpr uint32_t kNibbles = 0x0f0f0f0fu;
+  const int row = lane / 4;
+  uint32_t min[4];
+  load_minimums(min, block, lane);
+  const auto* d = reinterpret_cast<const __half*>(block + kFourBits.scales) + row;
+  const auto* dmin = reinterpret_cast<const __half*>(block + kFourBits.mins) + row;
+  const float scale[2] = {__half2float(d[0]), __half2float(d[8])};
+  const float min_scale[2] = {__half2float(dmin[0]), __half2float(dmin[8])};
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    float sum[4] = {};
+    mma_f16(sum, min, x.sums[t][0], x.sums[t][1]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) u[t][i] = -__fmul_rn(sum[i], min_scale[i / 2]);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int sum[kTiles][4] = {};
+#pragma unroll
+    for (int piece = 2 * half; piece < 2 * half + 2; ++piece) {
+      const uint4 loaded = reinterpret_cast<const uint4*>(block)[piece * kWarp + lane];
+      const uint32_t(&words)[4] = words_of(loaded);
+#pragma unroll
+      for (int group = 0; group < 2; ++group) {
+        const uint8_t* subs = block + kFourBits.sub_scales + (piece * 2 + group) * kFragmentBlockRows + row;
+        const int sub_scale[2] = {subs[0], subs[8]};
+        const uint32_t first = words[2 * group], second = words[2 * group + 1];
+        const uint32_t a[4] = {first & kNibbles, first >> 4 & kNibbles, second & kNibbles, second >> 4 & kNibbles};
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          int dot[4] = {};
+          const uint32_t(&b)[4] = words_of(x.codes[t][piece]);
+          mma(dot, a, b[2 * group], b[2 * group + 1]);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[t][i] += dot[i] * sub_scale[i / 2];
+        }
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) u[t][i] = fmaf(static_cast<float>(sum[t][i]), scale[i / 2], u[t][i]);
+  }
+}
+
+// The same for a block of q6_k.
+template <int kTiles>
+__device__ inline void multiply_six_bits(float (&u)[kTiles][4], const IntegerTokens<kTiles>& x, const uint8_t* block,
+                                         int lane) {
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) u[t][0] = u[t][1] = u[t][2] = u[t][3] = 0.0f;
+#pragma unroll
+  for (int piece = 0; piece < kFragmentPieces; ++piece) {
+    const Codes<true> codes(block, piece, lane);
+#pragma unroll
+    for (int group = 0; group < 2; ++group) {
+      uint32_t a[2][4];
+      codes.decode(a, group);
+#pragma unroll
+      for (int step = 0; step < 2; ++step)
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          const uint32_t bytes = words_of(x.codes[t][piece])[2 * group + step] ^ 0x80808080u;  // code + 128
+          const auto half_of = [&](uint32_t selector) {
+            return bits_of(__hadd2(halves(spread(bytes, selector)), both(-1152.0f)));
+          };
+          mma_f16(u[t], a[step], half_of(kFirstBytes), half_of(kLastBytes));
+        }
+    }
+  }
+  const auto* d = reinterpret_cast<const __half*>(block + kSixBits.scales) + lane / 4;
+  const float scale[2] = {__half2float(d[0]), __half2float(d[8])};
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) u[t][i] *= scale[i / 2];
+}
+
+}  // namespace eadem::kernels::cuda

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of few rows (up to 32 tokens) of 8-bit codes with K-quants, which are bound by reading the weight. The eight
+// warps of a block take the chunks of 256 columns of its rows in turns. Each has a ring of encoded blocks of its own,
+// and multiplies their codes as they are: an integer product for each group of columns with a scale, whose sum over the
+// chunk is exact (integer_products.cuh). The block then adds the chunks in order.
+#include <algorithm>
+
+#include "eadem/kernels/cuda/activation.cuh"
+#include "eadem/kernels/cuda/instructions/overlap.cuh"
+#include "eadem/kernels/cuda/instructions/ring.cuh"
+#include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/linear/integer_products.cuh"
+
+namespace eadem::kernels::cuda {
+
+namespace {
+
+constexpr int kWarps = 8, kThreads = kWarps * kWarp;
+constexpr int kRowsOfItem = kFragmentBlockRows;  // an item is the block that a warp decodes at a time
+constexpr int kMostStages = 4;
+constexpr int kSharedLimit = 227 * 1024;
+
+// A tile has kRowTiles * 16 outputs and 8 * kTokenTiles tokens. With kGated an output has a row of each weight.
+template <int kTokenTiles_, int kRowTiles_, int kBlocks_, bool kGated>
+struct Shape {
+  static constexpr int kTokenTiles = kTokenTiles_, kRowTiles = kRowTiles_, kBlocks = kBlocks_;
+  static constexpr int kTokens = kTokenTiles * 8, kOutputs = kRowTiles * kRowsOfItem;
+  static constexpr int kMatrices = kGated ? 2 : 1;
+  static constexpr int kItems = kRowTiles * kMatrices;  // of a chunk: those of `weight`, then those of `up`
+  static constexpr int kTileSums = kItems * kRowsOfItem * kTokens;
+  static constexpr int kThreadSums = (kTileSums / kMatrices + kThreads - 1) / kThreads;  // of each matrix
+};
+
+// A warp's place in the items of its block: chunks warp, warp + 8, ... of every tile.
+template <typename S>
+struct Place {
+  int tile, chunk, item = 0;
+
+  __device__ void advance(int warp, int num_chunks) {
+    if (++item < S::kItems) return;
+    item = 0;
+    chunk += kWarps;
+    if (chunk < num_chunks) return;
+    chunk = warp;
+    tile += static_cast<int>(gridDim.x);
+  }
+};
+
+// The part of a tile, and its place there.
+template <typename S>
+__device__ inline int part_of(const LinearStreamParams& p, int& tile) {
+  int part = 0;
+  if constexpr (S::kMatrices == 1) {
+#pragma unroll
+    for (int i = 0; i + 1 < kMostLinearStreamParts; ++i) {
+      const int tiles = static_cast<int>(ceil_div(p.parts[i].out, int64_t{S::kOutputs}));
+      if (part == i && tile >= tiles) tile -= tiles, ++part;
+    }
+  }
+  return part;
+}
+
+template <typename S>
+int count_tiles(const LinearStreamParams& p) {
+  int64_t tiles = 0;
+  for (const LinearStreamPart& part : p.parts) tiles += ceil_div(part.out, int64_t{S::kOutputs});
+  return static_cast<int>(tiles);
+}
+
+// The block of an item: null beyond the last row.
+struct Item {
+  const uint8_t* block = nullptr;
+  uint32_t bytes = 0;
+  bool six = false;  // six bits
+};
+template <typename S>
+__device__ inline Item item_at(const PackedStreamParams& p, const Place<S>& place, int num_chunks) {
+  int tile = place.tile;
+  const int part = part_of<S>(p.product, tile);
+  const bool up = S::kMatrices == 2 && place.item >= S::kRowTiles;
+  const FragmentLayout& layout = up ? p.up_layout : p.layouts[part];
+  const int64_t row_tile = int64_t{tile} * S::kRowTiles + (up ? place.item - S::kRowTiles : place.item);
+  if (row_tile * kRowsOfItem >= p.product.parts[part].out) return {};
+  const void* weight = up ? p.product.up : p.product.parts[part].weight;
+  return {static_cast<const uint8_t*>(weight) + (row_tile * num_chunks + place.chunk) * layout.block_bytes,
+          static_cast<uint32_t>(layout.block_bytes), layout.code == FragmentLayout::Code::bits6};
+}
+
+// Dynamic shared memory has the warps' rings of `stages` blocks of `pitch` bytes, then what each of `round_chunks`
+// chunks gives: [chunk][item][16 rows][tokens]. A round is a whole number of turns of the warps.
+template <typename Y, typename S>
+__global__ void __launch_bounds__(kThreads, S::kBlocks)
+    integer_stream(const __grid_constant__ PackedStreamParams p, int stages, int pitch, int round_chunks) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  __shared__ uint64_t barriers[kWarps * kMostStages];
+  const LinearStreamParams& product = p.product;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int num_chunks = static_cast<int>(product.in / kIntegerChunk), num_tiles = p.num_tiles;
+  const uint32_t full = shared_address(barriers) + static_cast<uint32_t>(warp * kMostStages) * kBarrierBytes;
+  uint8_t* const ring = memory + warp * stages * pitch;
+  float* const terms = reinterpret_cast<float*>(memory + kWarps * stages * pitch);
+  if (lane < kMostStages) barrier_init(full + static_cast<uint32_t>(lane) * kBarrierBytes, 1);
+  fence_barriers();
+  __syncwarp();
+  allow_next_kernel();
+
+  // The next block to copy, and where it goes; by lane 0.
+  const int first_tile = static_cast<int>(blockIdx.x);
+  Place<S> ahead{first_tile, warp};
+  int ahead_stage = 0;
+  const bool works = warp < num_chunks;
+  const auto copy_next = [&] {
+    if (ahead.tile < num_tiles) {
+      const Item item = item_at(p, ahead, num_chunks);
+      const uint32_t barrier = full + static_cast<uint32_t>(ahead_stage) * kBarrierBytes;
+      barrier_arrive_expecting(barrier, item.bytes);
+      if (item.block != nullptr)
+        copy_bulk_async(shared_address(ring + ahead_stage * pitch), item.block, item.bytes, barrier,
+                        l2_policy<L2Policy::evict_first>());
+      ahead.advance(warp, num_chunks);
+      if (++ahead_stage == stages) ahead_stage = 0;
+    }
+  };
+  if (works && lane == 0)
+    for (int i = 0; i < stages; ++i) copy_next();
+  wait_for_earlier_kernels();
+
+  const int tokens = static_cast<int>(product.tokens), padded_tokens = (tokens + 7) / 8 * 8;
+  const IntegerRows rows(product, tokens, lane);
+  int stage = 0;
+  uint32_t parity = 0;
+  for (int tile = first_tile; tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
+    float sum[S::kMatrices][S::kThreadSums] = {};
+    for (int round = 0; round < num_chunks; round += round_chunks) {
+      const int round_end = min(round + round_chunks, num_chunks);
+      // 1. This warp's chunks of the round.
+      for (int chunk = round + warp; chunk < round_end; chunk += kWarps) {
+        const IntegerTokens<S::kTokenTiles> x(rows, product, chunk, lane);
+#pragma unroll 1
+        for (int i = 0; i < S::kItems; ++i) {
+          const Item item = item_at(p, Place<S>{tile, chunk, i}, num_chunks);
+          barrier_wait(full + static_cast<uint32_t>(stage) * kBarrierBytes, parity);
+          float* const to = terms + ((chunk - round) * S::kItems + i) * kRowsOfItem * S::kTokens;
+          if (item.block != nullptr) {
+            const uint8_t* block = ring + stage * pitch;
+            float u[S::kTokenTiles][4];
+            if (item.six)
+              multiply_six_bits(u, x, block, lane);
+            else
+              multiply_four_bits(u, x, block, lane);
+#pragma unroll
+            for (int t = 0; t < S::kTokenTiles; ++t)
+#pragma unroll
+              for (int r = 0; r < 2; ++r)
+                *reinterpret_cast<float2*>(to + (lane / 4 + 8 * r) * S::kTokens + t * 8 + lane % 4 * 2) =
+                    make_float2(u[t][2 * r], u[t][2 * r + 1]);
+          }
+          __syncwarp();
+          if (lane == 0) copy_next();
+          if (++stage == stages) stage = 0, parity ^= 1;
+        }
+      }
+      __syncthreads();
+      // 2. All chunks of the round, in order.
+#pragma unroll
+      for (int n = 0; n < S::kThreadSums; ++n) {
+        const int at = n * kThreads + static_cast<int>(threadIdx.x);
+        if (at >= S::kOutputs * S::kTokens || at % S::kTokens >= tokens) continue;
+        const float* scales = product.x_scales + round * padded_tokens + at % S::kTokens;
+        for (int chunk = 0; chunk < round_end - round; ++chunk) {
+          const float scale = __ldg(scales + chunk * padded_tokens);
+#pragma unroll
+          for (int m = 0; m < S::kMatrices; ++m)
+            sum[m][n] = fmaf(terms[(chunk * S::kMatrices + m) * S::kOutputs * S::kTokens + at], scale, sum[m][n]);
+        }
+      }
+      __syncthreads();
+    }
+    // 3. Store.
+    int tile_of_part = tile;
+    const LinearStreamPart& to = product.parts[part_of<S>(product, tile_of_part)];
+#pragma unroll
+    for (int n = 0; n < S::kThreadSums; ++n) {
+      const int at = n * kThreads + static_cast<int>(threadIdx.x);
+      const int token = at % S::kTokens;
+      const int64_t output = int64_t{tile_of_part} * S::kOutputs + at / S::kTokens;
+      if (at >= S::kOutputs * S::kTokens || token >= tokens || output >= to.out) continue;
+      float y = sum[0][n];
+      if constexpr (S::kMatrices == 2)
+        y = activate(product.activation, rounded<Y>(y)) * rounded<Y>(sum[1][n]);
+      else if (to.bias != nullptr)
+        y += load(static_cast<const Y*>(to.bias) + output);
+      store(static_cast<Y*>(to.y) + int64_t{token} * to.out + output, y);
+    }
+  }
+}
+
+template <typename Y, typename S>
+cudaError_t launch_shape(PackedStreamParams p, cudaStream_t stream) {
+  int pitch = p.product.up != nullptr ? p.up_layout.block_bytes : 0;
+  for (int i = 0; i < kMostLinearStreamParts; ++i)
+    if (p.product.parts[i].out > 0) pitch = std::max(pitch, p.layouts[i].block_bytes);
+  p.num_tiles = count_tiles<S>(p.product);
+  // A fifth of a block's shared memory is for terms.
+  constexpr int kMemory = kSharedLimit / S::kBlocks - 2048;
+  constexpr int kTurnBytes = kWarps * S::kTileSums * static_cast<int>(sizeof(float));
+  const int num_chunks = static_cast<int>(p.product.in / kIntegerChunk);
+  const int turns = std::min(static_cast<int>(ceil_div(num_chunks, kWarps)), std::max(1, kMemory / 5 / kTurnBytes));
+  const int stages = std::min(kMostStages, (kMemory - turns * kTurnBytes) / (kWarps * pitch));
+  if (stages < 1) return cudaErrorInvalidValue;
+  const int blocks = std::min(p.num_tiles, static_cast<int>(p.product.multiprocessors) * S::kBlocks);
+  return launch_overlapped(integer_stream<Y, S>, dim3(static_cast<unsigned>(blocks)), kThreads,
+                           static_cast<size_t>(kWarps * stages * pitch + turns * kTurnBytes), stream, p, stages, pitch,
+                           turns * kWarps);
+}
+
+template <typename Y, bool kGated>
+cudaError_t launch_rows(const PackedStreamParams& p, cudaStream_t stream) {
+  if (p.product.tokens <= 8) return launch_shape<Y, Shape<1, 1, 3, kGated>>(p, stream);
+  if (p.product.tokens <= 16) return launch_shape<Y, Shape<2, 1, 2, kGated>>(p, stream);
+  return launch_shape<Y, Shape<4, kGated ? 1 : 2, 1, kGated>>(p, stream);
+}
+
+}  // namespace
+
+cudaError_t launch_integer_stream(const PackedStreamParams& p, cudaStream_t stream) {
+  if (p.product.tokens == 0 || p.product.parts[0].out == 0) return cudaSuccess;
+  if (p.product.tokens > kIntegerStreamMaxTokens || p.product.in % kIntegerChunk != 0) return cudaErrorInvalidValue;
+  if (p.product.up != nullptr) return launch_rows<bf16_t, true>(p, stream);
+  return with_f32_or_bf16(p.product.y_dtype, [&](auto y) { return launch_rows<decltype(y), false>(p, stream); });
+}
+
+}  // namespace eadem::kernels::cuda

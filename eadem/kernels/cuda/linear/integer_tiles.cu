@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of many rows of 8-bit codes with K-quants, with the bits of integer_stream.cu. A block computes tiles of 64
+// or 128 tokens and 128 rows of the weight, 64 for each of two warpgroups (or 64 rows and 64 tokens for each). A warp
+// decodes the 16 rows it multiplies into fragments of f16, codes times their sub-scales; wgmma multiplies them with the
+// codes of the tokens in shared memory.
+//
+// Blocks are paired (a cluster of two), with the same tokens and rows one after another: each copies half of the tokens
+// for both.
+#include <algorithm>
+
+#include "eadem/kernels/cuda/instructions/cluster.cuh"
+#include "eadem/kernels/cuda/instructions/overlap.cuh"
+#include "eadem/kernels/cuda/instructions/ring.cuh"
+#include "eadem/kernels/cuda/instructions/tensor_map.cuh"
+#include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/linear/integer_products.cuh"
+
+namespace eadem::kernels::cuda {
+
+namespace {
+
+constexpr int kWarpgroups = 2;  // that multiply
+constexpr int kGroupRows = 64;  // of the weight, of a warpgroup
+constexpr int kMultiplyingWarps = kWarpgroups * kWarpgroup / kWarp;
+constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;  // of the last, two copy
+constexpr int kPair = 2;                                  // blocks of a cluster
+constexpr int kPanels = kFragmentPieces;                  // of a chunk
+constexpr int kStages = 8;                                // panels of tokens
+constexpr int kTurns = 3;                                 // chunks whose slots are in memory
+constexpr uint32_t kStepBytes = 32;                       // of k in one wgmma
+
+// kWide: the warpgroups have different rows of the weight, else different tokens.
+template <bool kSix_, bool kWide_, int kTokens_>
+struct Shape {
+  static constexpr bool kSix = kSix_, kWide = kWide_;
+  static constexpr int kTokens = kTokens_;  // of a tile
+  static constexpr uint32_t kPanelBytes = kTokens * kPanelRowBytes;
+  // The slot of a chunk: sums of its tokens (narrow_operand), their scales, then the encoded blocks of its rows.
+  static constexpr uint32_t kSumBytes = kTokens * 32, kScaleBytes = kTokens * 4;
+  static constexpr int kRows = kGroupRows * (kWide ? kWarpgroups : 1);
+  static constexpr int kGroupTokens = kTokens / (kWide ? 1 : kWarpgroups);
+  static constexpr int kTokenTiles = kGroupTokens / 8;
+  static constexpr FragmentLayout kLayout = kSix ? kSixBits : kFourBits;
+  static constexpr uint32_t kBlockBytes = kLayout.block_bytes;
+  static constexpr int kBlockRows = kRows / kFragmentBlockRows;  // rows of blocks
+  static constexpr uint32_t kSlotBytes = (kSumBytes + kScaleBytes + kBlockRows * kBlockBytes + 127) / 128 * 128;
+  static constexpr uint32_t kSharedBytes = kStages * kPanelBytes + kTurns * kSlotBytes;
+};
+
+// Shared memory, and the barriers in it.
+struct Memory {
+  uint32_t stages;
+  uint8_t* slots;
+  Ring ring, slot_ring;
+};
+
+// The tiles of a launch, tokens first: pairs of blocks take pairs of tiles in turns.
+template <typename S>
+struct Tiles {
+  int tokens, outputs;
+
+  __host__ __device__ explicit Tiles(const LinearStreamParams& p)
+      : tokens(static_cast<int>(ceil_div(p.tokens, int64_t{S::kTokens}))),
+        outputs(static_cast<int>(ceil_div(p.parts[0].out, int64_t{kPair} * S::kRows))) {}
+  __host__ __device__ int count() const { return tokens * outputs; }
+  __device__ int token_of(int tile) const { return tile % tokens * S::kTokens; }
+  __device__ int output_of(int tile, int rank) const { return (tile / tokens * kPair + rank) * S::kRows; }
+  __device__ static int first() { return static_cast<int>(blockIdx.x) / kPair; }
+  __device__ static int step() { return static_cast<int>(gridDim.x) / kPair; }
+};
+
+// By one thread: copies the tokens of this block's tiles, half of them for both blocks. A stage is filled again when
+// the warps of both blocks have left it.
+template <typename S>
+__device__ inline void copy_tokens(const LinearStreamParams& p, const CUtensorMap& map, const Memory& memory,
+                                   int num_chunks, int rank) {
+  const Tiles<S> tiles(p);
+  const uint64_t policy = l2_policy<L2Policy::evict_last>();
+  RingPlace<kStages> place{0, 1};  // parity of the phase before the first: the first round waits for nothing
+  wait_for_earlier_kernels();
+  for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step())
+    for (int panel = 0; panel < num_chunks * kPanels; ++panel) {
+      barrier_wait(memory.ring.empty_at(place.stage), place.parity);
+      const uint32_t full = memory.ring.full_at(place.stage);
+      barrier_arrive_expecting(full, S::kPanelBytes);
+      copy_box_to_blocks_async((memory.stages + static_cast<uint32_t>(place.stage) * S::kPanelBytes) +
+                                   static_cast<uint32_t>(rank) * (S::kPanelBytes / kPair),
+                               map, tiles.token_of(tile) + rank * (S::kTokens / kPair), panel, full, (1 << kPair) - 1,
+                               policy);
+      place.advance();
+    }
+}
+
+// By one thread: fills the slots of this block's tiles.
+template <typename S>
+__device__ inline void copy_slots(const LinearStreamParams& p, const Memory& memory, int num_chunks, int rank) {
+  const Tiles<S> tiles(p);
+  const LinearStreamPart& part = p.parts[0];
+  const auto groups = static_cast<int>(ceil_div(p.tokens, int64_t{8}));
+  const auto block_rows = static_cast<int>(ceil_div(part.out, int64_t{kFragmentBlockRows}));
+  const uint64_t policy = l2_policy<L2Policy::evict_last>();
+  const auto token_groups = [&](int tile) {
+    return static_cast<uint32_t>(min(S::kTokens / 8, groups - tiles.token_of(tile) / 8));
+  };
+  const auto copy_blocks = [&](int turn, int tile, int chunk) {
+    const uint32_t full = memory.slot_ring.full_at(turn);
+    const uint32_t to = shared_address(memory.slots + turn * S::kSlotBytes) + S::kSumBytes + S::kScaleBytes;
+    barrier_arrive_expecting(full, token_groups(tile) * (256 + 32) + S::kBlockRows * S::kBlockBytes);
+    for (int n = 0; n < S::kBlockRows; ++n) {
+      // Beyond the last row of blocks it is the last one.
+      const int row = min(tiles.output_of(tile, rank) / kFragmentBlockRows + n, block_rows - 1);
+      copy_bulk_async(to + static_cast<uint32_t>(n) * S::kBlockBytes,
+                      static_cast<const uint8_t*>(part.weight) + (int64_t{row} * num_chunks + chunk) * S::kBlockBytes,
+                      S::kBlockBytes, full, policy);
+    }
+  };
+  // Weights do not depend on earlier kernels: the first ones are there before tokens are.
+  const int early = min(kTurns, num_chunks);
+  for (int chunk = 0; chunk < early; ++chunk) copy_blocks(chunk, tiles.first(), chunk);
+  wait_for_earlier_kernels();
+  RingPlace<kTurns> turn{0, 1};
+  for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step())
+    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      if (tile != tiles.first() || chunk >= early) {
+        barrier_wait(memory.slot_ring.empty_at(turn.stage), turn.parity);
+        copy_blocks(turn.stage, tile, chunk);
+      }
+      const uint32_t full = memory.slot_ring.full_at(turn.stage);
+      const uint32_t to = shared_address(memory.slots + turn.stage * S::kSlotBytes);
+      const int64_t first_group = int64_t{chunk} * groups + tiles.token_of(tile) / 8;
+      copy_bulk_async(to, static_cast<const uint8_t*>(p.x_sums) + first_group * 256, token_groups(tile) * 256, full,
+                      policy);
+      copy_bulk_async(to + S::kSumBytes, p.x_scales + first_group * 8, token_groups(tile) * 32, full, policy);
+      turn.advance();
+    }
+}
+
+// By a warp: stores its 16 outputs of the tokens of its warpgroup, plus bias, rounded once. Lane 4 g + q has outputs g
+// and g + 8, tokens 2 q and 2 q + 1 of each tile.
+template <typename Y, int kTokenTiles>
+__device__ inline void store_outputs(const LinearStreamParams& p, const float (&sum)[kTokenTiles][4], int first_token,
+                                     int first_output, int lane) {
+  const LinearStreamPart& part = p.parts[0];
+  float bias[2] = {};
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    if (const int64_t n = first_output + lane / 4 + 8 * r; part.bias != nullptr && n < part.out)
+      bias[r] = load(static_cast<const Y*>(part.bias) + n);
+  if (sizeof(Y) == 2 && part.out % 2 == 0) {
+#pragma unroll
+    for (int t = 0; t < kTokenTiles; ++t)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float values[2] = {sum[t][2 * r], sum[t][2 * r + 1]};
+        if (part.bias != nullptr) values[0] += bias[r], values[1] += bias[r];
+        const uint32_t word = transposed(pack_bf16(values[0], values[1]));
+        const int64_t token = first_token + t * 8 + lane / 4, n = first_output + 8 * r + lane % 4 * 2;
+        if (token < p.tokens && n < part.out)
+          *reinterpret_cast<uint32_t*>(static_cast<Y*>(part.y) + token * part.out + n) = word;
+      }
+    return;
+  }
+#pragma unroll
+  for (int t = 0; t < kTokenTiles; ++t)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int64_t token = first_token + t * 8 + lane % 4 * 2 + i % 2, n = first_output + lane / 4 + i / 2 * 8;
+      float value = sum[t][i];
+      if (part.bias != nullptr) value += bias[i / 2];
+      if (token < p.tokens && n < part.out) store(static_cast<Y*>(part.y) + token * part.out + n, value);
+    }
+}
+
+// By a warp of those that multiply: decodes, multiplies and stores its rows of this block's tiles.
+template <typename Y, typename S>
+__device__ inline void multiply_tiles(const LinearStreamParams& p, const Memory& memory, int num_chunks, int rank,
+                                      int warp, int lane) {
+  const int group = warp / (kWarpgroup / kWarp);
+  const int row_block = S::kWide ? warp : warp % (kWarpgroup / kWarp);  // of a tile
+  const int group_token = S::kWide ? 0 : group * S::kGroupTokens;
+  const Tiles<S> tiles(p);
+  RingPlace<kStages> place;
+  RingPlace<kTurns> turn;
+  float sum[S::kTokenTiles][4], chain[S::kTokenTiles][4], u[S::kSix ? 1 : S::kTokenTiles][4];
+  uint32_t a[2][2][4];  // of two units
+  const uint32_t left = address_in_block(memory.ring.empty, lane % kPair);
+  const auto leave = [&](int stage) {
+    if (lane < kPair) arrive_in_cluster(left + static_cast<uint32_t>(stage) * kBarrierBytes);
+  };
+  for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step()) {
+#pragma unroll
+    for (int t = 0; t < S::kTokenTiles; ++t) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = 0.0f;
+    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      const uint8_t* const slot_bytes = memory.slots + turn.stage * S::kSlotBytes;
+      const uint8_t* const block = slot_bytes + S::kSumBytes + S::kScaleBytes + row_block * S::kBlockBytes;
+      const uint32_t slot = shared_address(slot_bytes);
+      barrier_wait(memory.slot_ring.full_at(turn.stage), turn.parity);
+      const auto* d = reinterpret_cast<const __half*>(block + S::kLayout.scales) + lane / 4;
+      const float scale[2] = {__half2float(d[0]), __half2float(d[8])};
+      uint32_t min[4];
+      if constexpr (!S::kSix) {
+        load_minimums(min, block, lane);
+        wgmma_fence();
+        wgmma_f16(u, min, narrow_operand(slot + static_cast<uint32_t>(group_token) * 32), false);
+        wgmma_commit();
+      }
+      constexpr int kBatch = S::kSix ? kPanels : kPanels / 2;  // panels of a chain
+#pragma unroll
+      for (int batch = 0; batch < kPanels; batch += kBatch) {
+        int before = 0;  // the stage of the panel before
+#pragma unroll
+        for (int panel = batch; panel < batch + kBatch; ++panel) {
+          const Codes<S::kSix> codes(block, panel, lane);
+          barrier_wait(memory.ring.full_at(place.stage), place.parity);
+          const Operand tokens((memory.stages + static_cast<uint32_t>(place.stage) * S::kPanelBytes) +
+                                   static_cast<uint32_t>(group_token) * kPanelRowBytes,
+                               0);
+#pragma unroll
+          for (int group = 0; group < 2; ++group) {
+            wgmma_wait<1>();  // the fragments before last are no longer read
+            if (group == 1 && panel > batch) leave(before);
+            codes.decode(a[group], group);
+            wgmma_fence();
+#pragma unroll
+            for (int step = 0; step < 2; ++step)
+              wgmma_f16(chain, a[group][step], tokens.at(static_cast<uint32_t>(2 * group + step) * kStepBytes),
+                        panel > batch || group + step > 0);
+            wgmma_commit();
+          }
+          before = place.stage;
+          place.advance();
+        }
+        wgmma_wait<0>();
+        pin(chain);
+        leave(before);
+        if constexpr (!S::kSix) {
+          if (batch == 0) {
+            pin(u);
+            const auto* dmin = reinterpret_cast<const __half*>(block + S::kLayout.mins) + lane / 4;
+            const float min_scale[2] = {__half2float(dmin[0]), __half2float(dmin[8])};
+#pragma unroll
+            for (int t = 0; t < S::kTokenTiles; ++t)
+#pragma unroll
+              for (int i = 0; i < 4; ++i)
+                u[t][i] = fmaf(chain[t][i], scale[i / 2], -__fmul_rn(u[t][i], min_scale[i / 2]));
+          } else {
+#pragma unroll
+            for (int t = 0; t < S::kTokenTiles; ++t)
+#pragma unroll
+              for (int i = 0; i < 4; ++i) u[t][i] = fmaf(chain[t][i], scale[i / 2], u[t][i]);
+          }
+        }
+      }
+      const uint32_t token_scales = slot + S::kSumBytes + static_cast<uint32_t>(group_token + lane % 4 * 2) * 4;
+#pragma unroll
+      for (int t = 0; t < S::kTokenTiles; ++t) {
+        const float2 token_scale = load_f32x2(token_scales + t * 32);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float of_token = i % 2 == 0 ? token_scale.x : token_scale.y;
+          if constexpr (S::kSix)
+            sum[t][i] = fmaf(__fmul_rn(chain[t][i], scale[i / 2]), of_token, sum[t][i]);
+          else
+            sum[t][i] = fmaf(u[t][i], of_token, sum[t][i]);
+        }
+      }
+      __syncwarp();
+      if (lane == 0) barrier_arrive(memory.slot_ring.empty_at(turn.stage));
+      turn.advance();
+    }
+    wait_for_earlier_kernels();
+    store_outputs<Y>(p, sum, tiles.token_of(tile) + group_token,
+                     tiles.output_of(tile, rank) + row_block * kFragmentBlockRows, lane);
+  }
+}
+
+template <typename Y, typename S>
+__global__ void __launch_bounds__(kThreads, 1)
+    integer_tiles(const __grid_constant__ LinearStreamParams p, const __grid_constant__ CUtensorMap token_map) {
+  extern __shared__ __align__(1024) uint8_t bytes[];
+  __shared__ uint64_t barriers[2 * kStages + 2 * kTurns];
+  const uint32_t first = shared_address(barriers);
+  const Memory memory{
+      .stages = shared_address(bytes),
+      .slots = bytes + kStages * S::kPanelBytes,
+      .ring = {first, first + kStages * kBarrierBytes},
+      .slot_ring = {first + 2 * kStages * kBarrierBytes, first + (2 * kStages + kTurns) * kBarrierBytes}};
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < kStages) {
+    barrier_init(memory.ring.full_at(thread), 1);
+    barrier_init(memory.ring.empty_at(thread), kPair * kMultiplyingWarps);
+  }
+  if (thread < kTurns) {
+    barrier_init(memory.slot_ring.full_at(thread), 1);
+    barrier_init(memory.slot_ring.empty_at(thread), kMultiplyingWarps);
+  }
+  fence_barriers();
+  cluster_sync();
+  allow_next_kernel();
+
+  const int rank = cluster_rank(), num_chunks = static_cast<int>(p.in / kIntegerChunk);
+  const int warp = thread / kWarp, lane = thread % kWarp;
+  if (warp < kMultiplyingWarps) {
+    grow_registers<232>();
+    multiply_tiles<Y, S>(p, memory, num_chunks, rank, warp, lane);
+  } else {
+    shrink_registers<40>();
+    if (warp == kMultiplyingWarps && lane == 0) copy_tokens<S>(p, token_map, memory, num_chunks, rank);
+    if (warp == kMultiplyingWarps + 1 && lane == 0) copy_slots<S>(p, memory, num_chunks, rank);
+  }
+  __syncwarp();
+  cluster_sync();  // the other block may still copy into this one's memory
+}
+
+template <typename Y, typename S>
+cudaError_t launch_shape(const LinearStreamParams& p, cudaStream_t stream) {
+  CUtensorMap map;
+  const cudaError_t error = make_panel_map(map, p.x_halves, p.tokens, p.in, S::kTokens / kPair, 1);
+  if (error != cudaSuccess) return error;
+  const int pairs = std::min(Tiles<S>(p).count(), static_cast<int>(p.multiprocessors) / kPair);
+  return launch_clusters(integer_tiles<Y, S>, kPair, dim3(static_cast<unsigned>(kPair * pairs)), kThreads,
+                         size_t{S::kSharedBytes}, stream, p, map);
+}
+
+}  // namespace
+
+cudaError_t launch_integer_tiles(const PackedStreamParams& packed, cudaStream_t stream) {
+  const LinearStreamParams& p = packed.product;
+  if (p.tokens == 0 || p.parts[0].out == 0) return cudaSuccess;
+  if (p.in % kIntegerChunk != 0 || p.parts[1].out != 0 || p.up != nullptr) return cudaErrorInvalidValue;
+  return with_f32_or_bf16(p.y_dtype, [&](auto y) {
+    using Y = decltype(y);
+    const bool six = packed.layouts[0].code == FragmentLayout::Code::bits6;
+    if (p.tokens <= 64)
+      return six ? launch_shape<Y, Shape<true, true, 64>>(p, stream)
+                 : launch_shape<Y, Shape<false, true, 64>>(p, stream);
+    // Narrow tiles where wide ones would leave multiprocessors without work.
+    if (Tiles<Shape<false, true, 128>>(p).count() * kPair >= p.multiprocessors)
+      return six ? launch_shape<Y, Shape<true, true, 128>>(p, stream)
+                 : launch_shape<Y, Shape<false, true, 128>>(p, stream);
+    return six ? launch_shape<Y, Shape<true, false, 128>>(p, stream)
+               : launch_shape<Y, Shape<false, false, 128>>(p, stream);
+  });
+}
+
+}  // namespace eadem::kernels::cuda
