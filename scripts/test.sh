@@ -136,6 +136,7 @@ section_tsan() {
   # the models, ten do. What compares bits alone is compared by other builds.
   local left_out='*ReferenceRing.EveryKernelMatches/linear*:*ReferenceRing.EveryKernelMatches/attention*'
   left_out+=':*EveryModel.ThreadsOfDecodeAndPrefill*/1?:*EveryModel.ThreadsOfDecodeAndPrefill*/2?'
+  left_out+=':DeterministicAcrossTp.GoldenModels:DeterministicAcrossTp.EncodedWeights:DeterministicAcrossTp.StateSpaceLayers'
   left_out+=':LatentForms.*:*EveryModel.OpByOp*:*EveryModel.TrainingForward*:*EveryModel.Paged*/1?:*EveryModel.Paged*/2?'
   scripts/build.sh tsan threaded_tests "-DEADEM_LEFT_OUT_ISAS=$(left_out_isas)"
   GTEST_FILTER="-$left_out:$large_inputs" run_ctest tsan -L threaded -LE slow
