@@ -7,6 +7,7 @@
 // Blocks are paired (a cluster of two), with the same rows of the weight and tokens one after another: each copies half
 // of the weight's rows for both, so that the L2 cache delivers a quarter less.
 #include <algorithm>
+#include <type_traits>
 
 #include "eadem/kernels/cuda/device_math.cuh"
 #include "eadem/kernels/cuda/instructions/cluster.cuh"
@@ -15,7 +16,6 @@
 #include "eadem/kernels/cuda/instructions/ring.cuh"
 #include "eadem/kernels/cuda/instructions/tensor_map.cuh"
 #include "eadem/kernels/cuda/launch.h"
-#include "eadem/kernels/cuda/linear/tile_store.cuh"
 
 namespace eadem::kernels::cuda {
 
@@ -78,8 +78,69 @@ __device__ inline void copy_tiles(const TileMaps& maps, const Tiles& tiles, cons
   });
 }
 
+// By four lanes 4 g + q: lane q gives words[t] of tile t, its columns 2 q and 2 q + 1, and gets the words of tile q.
+__device__ inline void exchange_tiles(uint32_t (&words)[4], int lane) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2)
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      if ((t & bit) != 0) continue;
+      const bool upper = (lane & bit) != 0;
+      const uint32_t given = upper ? words[t] : words[t + bit];
+      const uint32_t got = __shfl_xor_sync(0xffffffff, given, bit);
+      (upper ? words[t] : words[t + bit]) = got;
+    }
+}
+
 // The sums of a warp: lane 4 g + q has tokens g and g + 8 of its 16, rows 2 q and 2 q + 1 of each eight.
 using Sums = float[kRowTiles][4];
+
+// By a warp: scales its sums, rounds once and stores. `first_token`: of the warp.
+template <typename Y, bool kBlockScales>
+__device__ inline void store_sums(const LinearStreamParams& p, const Sums& sum, int64_t first_token,
+                                  int64_t first_output, int lane) {
+  const LinearStreamPart& part = p.parts[0];
+  const bool row_scales = p.scaling == WeightScaling::rows;
+  const auto value_of = [&](int t, int i, int64_t n, float token_scale) {
+    float value = (kBlockScales ? sum[t][i] : sum[t][i] * part.scales[row_scales ? n : 0]) * token_scale;
+    if (part.bias != nullptr) value += load(static_cast<const Y*>(part.bias) + n);
+    return value;
+  };
+  // Whether outputs can be stored eight at a time.
+  const bool whole = first_output + kTileRows <= part.out && part.out % 8 == 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t token = first_token + lane / 4 + half * 8;
+    const bool wanted = token < p.tokens;
+    const float token_scale = wanted ? p.x_scales[token] : 0.0f;
+    Y* const row = static_cast<Y*>(part.y) + token * part.out;
+    if constexpr (std::is_same_v<Y, bf16_t>)
+      if (whole) {
+#pragma unroll
+        for (int first = 0; first < kRowTiles; first += 4) {
+          uint32_t words[4];
+#pragma unroll
+          for (int t = 0; t < 4; ++t) {
+            const int64_t n = first_output + (first + t) * 8 + lane % 4 * 2;
+            words[t] = pack_bf16(value_of(first + t, half * 2, n, token_scale),
+                                 value_of(first + t, half * 2 + 1, n + 1, token_scale));
+          }
+          exchange_tiles(words, lane);
+          if (wanted)
+            *reinterpret_cast<uint4*>(row + first_output + (first + lane % 4) * 8) =
+                make_uint4(words[0], words[1], words[2], words[3]);
+        }
+        continue;
+      }
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int64_t n = first_output + t * 8 + lane % 4 * 2 + i;
+        if (wanted && n < part.out) store(row + n, value_of(t, half * 2 + i, n, token_scale));
+      }
+  }
+}
 
 // By a warpgroup: multiplies and stores its tokens of this block's tiles. A chain is added while the next one runs.
 template <typename Y, bool kBlockScales>
@@ -144,12 +205,7 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const Tiles& 
       add(chain[0]);
     }
     wait_for_earlier_kernels();
-    const float* scales = p.parts[0].scales;
-    const bool row_scales = p.scaling == WeightScaling::rows;
-    store_tile_rows<Y>(p.parts[0], p.tokens, sum, int64_t{first_token} + group * kGroupTokens + warp * 16, first_output,
-                       lane, [&](float s, int64_t token, int64_t n) {
-                         return (kBlockScales ? s : s * scales[row_scales ? n : 0]) * p.x_scales[token];
-                       });
+    store_sums<Y, kBlockScales>(p, sum, int64_t{first_token} + group * kGroupTokens + warp * 16, first_output, lane);
   });
 }
 

@@ -10,14 +10,12 @@
 // (cpu/linear/int8_rows.h).
 //
 // Planes, for C chunks of a row and R rows, of which there is room for R8, a multiple of 8:
-//   codes   i8   [R, columns]        of 64 columns, lane t = 0 ... 3 has 16 bytes: of each 16 columns those of
-//   mma.cuh's
-//                                    fragments, 2 t, 2 t + 1, 2 t + 8, 2 t + 9
+//   codes   i8   [R, columns]          of each 64 columns, 16 bytes for lane t = 0 ... 3 of a warp's four: of each 16
+//                                      columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, as fragments have them (mma.cuh)
 //   scales  f32  [C, R8]
-//   halves  f16  [R, columns]        the codes once more
-//   sums    f16  [C, R8 / 8, 2, 8, 8]  of the codes of 16 columns each: [chunk][rows][columns 0-127,
-//   128-255][row][sum],
-//                                    as wgmma reads it (narrow_operand)
+//   halves  f16  [R, columns]          the codes once more
+//   sums    f16  [C, R8 / 8, 2, 8, 8]  of the codes of 16 columns each: [chunk][8 rows][half of the chunk][row][sum],
+//                                      as wgmma reads them (narrow_operand)
 #pragma once
 
 #include "eadem/core/encoding.h"

@@ -7,15 +7,12 @@
 //   u = fma(I_1, d, fma(I_0, d, -(M * dmin)))   of four bits
 //   u = C * d                                   of six bits
 //
-//   I_0, I_1  the sums of sub-scale * code * token's code over the halves of a chunk: integers below 2^24, which have
-//   one
-//             value in whatever order they are added
-//   M         the sum of sub-min * token's codes over the chunk, likewise
-//   C         a chain of tensor-core products of 16 columns over the chunk (mma.cuh), of (code - 32) * sub-scale
-//   rounded
-//             to f16, and of the token's codes
+//   I_0, I_1  of each half of a chunk, the sum of sub-scale * code * token's code: an integer below 2^24, which has one
+//             value in whatever order its terms are added
+//   M         of the chunk, the sum of sub-min * token's code: such an integer, too
+//   C         of the chunk, a chain of tensor-core products of 16 columns each (mma.cuh): (code - 32) * sub-scale,
+//             rounded to f16, times the token's code
 //   d, dmin   the scales of the weight's block; scale_c is the token's
-//
 #pragma once
 
 #include <cuda_fp16.h>

@@ -40,7 +40,7 @@ constexpr double kF32Share = 0.08;
 constexpr double kTilesShare = 0.01;
 // Products of 8-bit floats against the bf16 rate, by their nominal rates.
 constexpr double kFp8Share = 2.0;
-// What products of K-quants as they are gain over those of decoded weights, where weights are read.
+// Products with K-quants that are not decoded against the bf16 rate: so they are modelled as the faster kernel.
 constexpr double kIntegerShare = 1.25;
 
 Requirements common(const KernelRequest& request, std::initializer_list<size_t> encoded_inputs = {}) {
@@ -96,7 +96,7 @@ Verdict can_use_fp8(const KernelRequest& request) {
 
 const Encoding* fp8_rows(const KernelRequest&, int input) { return input == 0 ? &RowEncoding::fp8_e4m3() : nullptr; }
 
-// The same for integer_stream.
+// Whether products of this request may round x to 8-bit codes, and integer_stream takes the weights `inputs`.
 Requirements integer_requirements(const KernelRequest& request, MatmulInput input,
                                   std::initializer_list<size_t> encoded_inputs,
                                   std::initializer_list<size_t> encoded_outputs = {}) {
