@@ -15,7 +15,8 @@ namespace eadem::distributed {
 
 class ForkedMesh {
  public:
-  // What ranks 1, 2, … do; they end as those of RankBody. Ranks are numbered as those of run_mesh.
+  // What every rank but the first does in its own process, which ends when this returns or throws (RankBody). Ranks
+  // have the numbers that run_mesh gives them.
   using Body = std::function<void(const Mesh& mesh, int rank)>;
 
   // Returns when all ranks have joined. Throws InvalidArgument for a shape with an empty axis or of more ranks than a
@@ -23,9 +24,9 @@ class ForkedMesh {
   ForkedMesh(const MeshShape& shape, const Body& body, ProcessGroupOptions options = {});
   ~ForkedMesh();
 
-  // Of rank 0, which is this process. What uses it must be gone before this object.
+  // The mesh as rank 0 sees it, which is this process. It must outlive whatever uses it.
   const Mesh& mesh() const { return mesh_; }
-  // Of ranks 1, 2, …
+  // The process numbers of the other ranks, in order.
   const std::vector<pid_t>& processes() const { return ranks_->processes(); }
 
  private:

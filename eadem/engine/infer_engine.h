@@ -39,8 +39,8 @@ struct EngineOptions {
   std::shared_ptr<Communicator> ranks;
   // What they divide: tp, large matrices and caches, or ep, the experts alone. Over ep the bits are those of one rank.
   MeshAxis divide = MeshAxis::tp;
-  // The same bits on each number of ranks that models::same_bits_on() lists, one rank included; on the CPU. The bits
-  // are not those of one rank without it.
+  // Whether every number of tensor-parallel ranks that models::same_bits_on() lists, one included, gives the same bits.
+  // They differ from the bits of one rank without the option. CPU only.
   bool deterministic_across_tp = false;
   HardwareMode mode = HardwareMode::performance;
   HardwareOverrides hardware;  // explicit arguments

@@ -26,8 +26,8 @@ struct LinearRequest {
   bool bias = false;
   Parallel parallel = Parallel::none;
   const HardwareConfig* hardware = nullptr;
-  // Of a layer whose inputs ranks divide if they can: the heads that its inputs consist of, which stay whole. 0: inputs
-  // of one element each.
+  // How many attention heads the inputs of the layer consist of; ranks divide inputs between heads only. 0: ranks may
+  // divide them anywhere.
   int64_t in_heads = 0;
 };
 

@@ -53,7 +53,7 @@ std::vector<Sharding> CutColumns::infer_sharding(std::span<const TensorType> in)
   const Sharding& x = in[0].sharding;
   if (x.kind == Sharding::Kind::partial)
     throw InvalidArgument("cut_columns: 'x' is {}; expected it whole or divided", to_string(x));
-  // What the parts of several ranks add up to is not known where they are columns.
+  // Where x is divided by columns, the width of the whole does not follow from a rank's part: 0 says unknown.
   return std::vector<Sharding>(attrs_.widths.size(), Sharding{x.kind, x.axis, x.axis == 1 ? 0 : x.whole});
 }
 

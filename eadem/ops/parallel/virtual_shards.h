@@ -49,7 +49,7 @@ class ShardSum final : public Collective {
   std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const override;
   Cost cost(Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
             const SymbolValues& symbols) const override;
-  // Of a single rank, which has all shards.
+  // The reference is that of one rank, which has all shards.
   void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
   double wire_bytes(std::span<const TensorType> inputs, const SymbolValues& symbols) const override;
   static std::vector<Workload> workloads();
