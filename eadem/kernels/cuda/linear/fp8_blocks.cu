@@ -11,6 +11,8 @@ namespace eadem::kernels::cuda {
 namespace {
 
 constexpr int kSide = 128;  // of a block
+// These kernels make weights, which products read without waiting for earlier kernels (linear_stream.cuh). So they do
+// not allow the next kernel to begin before they have ended.
 constexpr int kThreads = 256, kWidth = 8;
 constexpr int kRowThreads = kSide / kWidth, kRowsAtOnce = kThreads / kRowThreads, kTurns = kSide / kRowsAtOnce;
 
@@ -19,7 +21,6 @@ __global__ void __launch_bounds__(kThreads) quantize_blocks(QuantizeBlocksParams
   const int64_t first_row = int64_t{blockIdx.y} * kSide + threadIdx.x / kRowThreads;
   const int64_t column = int64_t{blockIdx.x} * kSide + threadIdx.x % kRowThreads * kWidth;
   const T* x = static_cast<const T*>(p.x);
-  allow_next_kernel();
   wait_for_earlier_kernels();
   float values[kTurns][kWidth];
   uint64_t largest = 0;
@@ -50,7 +51,6 @@ __global__ void __launch_bounds__(kThreads) transpose_blocks(TransposeBlocksPara
   constexpr int kWords = kSide / 4;
   __shared__ uint32_t tile[kSide][kWords + 1];
   const int64_t row = int64_t{blockIdx.y} * kSide, column = int64_t{blockIdx.x} * kSide;
-  allow_next_kernel();
   wait_for_earlier_kernels();
   for (int i = threadIdx.x; i < kSide * kWords; i += kThreads)
     if (row + i / kWords < p.rows && column + i % kWords * 4 < p.columns)
