@@ -147,13 +147,15 @@ TEST_P(CudaAttention, DecodeHasTheBitsOfThePromptWhoeverIsBeside) {
     expect_row(run({{t, t + 1}}, 16)[0], t, fmt::format("token {} alone", t));
     expect_row(run({{t, t + 1}}, 16, false)[0], t, fmt::format("token {} without states", t));
   }
-  // A few sequences, and so many that blocks share a multiprocessor.
-  for (const size_t times : {1, 6}) {
+  // A few sequences, many, and so many that a warp computes several splits; blocks of every kind that a copy may have.
+  for (const auto& [times, block_size] : std::vector<std::pair<size_t, int64_t>>{
+           {1, 32}, {6, 1}, {6, 16}, {6, 32}, {6, 48}, {6, 128}, {6, kLength}, {60, 64}}) {
     std::vector<Part> parts;
     for (size_t i = 0; i < times; ++i) parts.insert(parts.end(), together.begin(), together.end());
-    const std::vector<std::vector<char>> batch = run(parts, 32);
+    const std::vector<std::vector<char>> batch = run(parts, block_size);
     for (size_t i = 0; i < parts.size(); ++i)
-      expect_row(batch[i], parts[i].begin, fmt::format("token {} in a batch of {}", parts[i].begin, parts.size()));
+      expect_row(batch[i], parts[i].begin,
+                 fmt::format("token {} in a batch of {}, blocks of {}", parts[i].begin, parts.size(), block_size));
   }
   // Beside a prompt.
   const std::vector<std::vector<char>> mixed = run({{300, 301}, {0, 90}, {699, 700}}, 16);

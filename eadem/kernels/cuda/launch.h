@@ -316,6 +316,7 @@ struct AttentionParams {
   float softcap = 0.0f;          // 0: none
   const float* sinks = nullptr;  // [heads], or null
   // Only launch_attention_decode uses these members:
+  int64_t cache_rows = 0;   // num_blocks * kv_heads * block_size
   float* states = nullptr;  // [max_splits, heads, head_dim + 2]
   int64_t max_splits = 0;   // the most splits that all sequences of a step have together
   // [sequences, kv_heads, tiles of 16 rows of its query heads], zeros; they are zeros again afterwards.
@@ -332,6 +333,8 @@ inline constexpr int64_t kAttentionMmaMaxGroup = 64;  // query heads of a key he
 inline constexpr int64_t kAttentionMmaMaxSequences = 1024;
 [[nodiscard]] cudaError_t launch_attention_prompt(const AttentionParams& params, cudaStream_t stream);
 [[nodiscard]] cudaError_t launch_attention_decode(const AttentionParams& params, cudaStream_t stream);
+// What launch_attention_decode calls for many sequences.
+[[nodiscard]] cudaError_t launch_attention_decode_many(const AttentionParams& params, cudaStream_t stream);
 
 // --- attention_backward.cu: direct keys and values
 

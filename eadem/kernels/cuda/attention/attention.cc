@@ -119,6 +119,7 @@ PlanPtr prepare_mma(const KernelRequest& request, Context& context) {
         params.states = static_cast<float*>(call.scratch.data);
         params.max_splits = params.sequences * (params.max_blocks * params.block_size / kAttentionSplitKeys + 1);
         params.multiprocessors = multiprocessors;
+        if (params.block_size > 0) params.cache_rows = call.inputs[1].num_elements() / params.head_dim;
         params.arrivals = arrivals;
         const bool decodes = params.tokens == params.sequences && params.states != nullptr;
         EADEM_CUDA_CALL((decodes ? launch_attention_decode : launch_attention_prompt)(params, stream_of(call)));

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Attention on tensor cores for decode steps: one token of every sequence. A block computes the state of one split for
-// one key head, and the block that stores the last state of a sequence's rows merges them in order.
-// attention_tiles.cuh says what is computed.
+// one key head, so that few sequences reach many multiprocessors, and the block that stores the last state of a
+// sequence's rows merges them in order. attention_tiles.cuh says what is computed; attention_decode_many.cu does the
+// same for many sequences.
 #include <algorithm>
 
-#include "eadem/kernels/cuda/attention/attention_tiles.cuh"
+#include "eadem/kernels/cuda/attention/attention_splits.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
 
 namespace eadem::kernels::cuda {
@@ -16,7 +17,6 @@ constexpr int kSplitChunks = kSplit / kChunk;
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kPadding = 8;  // elements after each row of keys or values, against bank conflicts
-constexpr int kMaxSequences = static_cast<int>(kAttentionMmaMaxSequences);
 static_assert(kSplitChunks == kWarps, "a warp of the decode kernel has one chunk");
 
 // Copies the `kRows` rows of keys or values that `rows` (in shared memory) lists to rows of kD + kPadding elements.
@@ -63,69 +63,13 @@ __device__ void multiply_keys(float (&s)[kKeyTiles][4], const uint32_t (&q)[kD /
   }
 }
 
-// Shared memory: keys [kSplit][kD + kPadding], values of equal shape, and probabilities [16][kSplit + kPadding]. With
-// kReuse, values come into the place of keys, so that two blocks or more share a multiprocessor, and one computes while
-// another waits for memory. Without, a block alone waits less.
+// Shared memory: keys [kSplit][kD + kPadding], values of equal shape, and probabilities [16][kSplit + kPadding].
 template <int kD>
 constexpr int kRowsBytes = kSplit*(kD + kPadding) * 2;
-template <int kD, bool kReuse>
-constexpr int kDecodeBytes = (kReuse ? 1 : 2) * kRowsBytes<kD> + kFragmentRows*(kSplit + kPadding) * 2;
+template <int kD>
+constexpr int kDecodeBytes = 2 * kRowsBytes<kD> + kFragmentRows*(kSplit + kPadding) * 2;
 
-// The splits in which sequence s, which has one token in this step, sees keys.
-struct SplitRange {
-  int32_t begin, end;
-};
-__device__ SplitRange splits_of(const AttentionParams& p, const Sequence& sequence) {
-  const int32_t position = sequence.length - 1;
-  return {first_key(p, sequence, position) / kSplit, position / kSplit + 1};
-}
-
-// Fills slot_start [sequences + 1]: where each sequence's slots begin in p.states [slot, head, kD + 2], one sequence
-// after another.
-__device__ void count_slots(int32_t* slot_start, const AttentionParams& p) {
-  for (int s = threadIdx.x; s < p.sequences; s += blockDim.x) {
-    const SplitRange splits = splits_of(p, sequence_of(p, s));
-    slot_start[s + 1] = splits.end - splits.begin;
-  }
-  if (threadIdx.x == 0) slot_start[0] = 0;
-  __syncthreads();
-  if (threadIdx.x < kWarp) {
-    int32_t before = 0;
-    for (int base = 1; base <= p.sequences; base += kWarp) {
-      const int s = base + static_cast<int>(threadIdx.x);
-      int32_t value = s <= p.sequences ? slot_start[s] : 0;
-#pragma unroll
-      for (int distance = 1; distance < kWarp; distance *= 2) {
-        const int32_t left = __shfl_up_sync(kAllLanes, value, distance);
-        if (static_cast<int>(threadIdx.x) >= distance) value += left;
-      }
-      if (s <= p.sequences) slot_start[s] = before + value;
-      before += __shfl_sync(kAllLanes, value, kWarp - 1);
-    }
-  }
-  __syncthreads();
-}
-
-// Merges elements d and d + 1 of `splits` states {m, l, acc [kD]}, which are `pitch` floats apart, in order.
-__device__ inline float2 merged_pair(const float* state, int d, int splits, int64_t pitch) {
-  float m = -INFINITY, l = 0.0f;
-  float2 acc{0.0f, 0.0f};
-#pragma unroll 4
-  for (int split = 0; split < splits; ++split, state += pitch) {
-    const float2 head = __ldcg(reinterpret_cast<const float2*>(state));
-    const float2 values = __ldcg(reinterpret_cast<const float2*>(state + 2 + d));
-    const float next = fmaxf(m, head.x);
-    const float old_factor = rescale(m, next), new_factor = rescale(head.x, next);
-    l = fmaf(l, old_factor, head.y * new_factor);
-    acc.x = fmaf(acc.x, old_factor, values.x * new_factor);
-    acc.y = fmaf(acc.y, old_factor, values.y * new_factor);
-    m = next;
-  }
-  const float inverse = 1.0f / l;
-  return {acc.x * inverse, acc.y * inverse};
-}
-
-template <int kD, bool kReuse>
+template <int kD>
 __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ int32_t slot_start[kMaxSequences + 1];
@@ -136,46 +80,18 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
   constexpr int kPitch = kD + kPadding, kWeightPitch = kSplit + kPadding;
   constexpr int kValueTiles = kD / 8 / kWarps;  // tiles of a warp
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int group = p.heads / p.kv_heads, row_tiles = static_cast<int>(ceil_div(group, kFragmentRows));
-  constexpr int kPending = kReuse ? 0 : 1;  // copies that may be under way where earlier ones are waited for
-  const uint32_t keys = shared_address(memory), values = kReuse ? keys : keys + kRowsBytes<kD>,
-                 weights = values + kRowsBytes<kD>;
+  const int group = p.heads / p.kv_heads;
+  const uint32_t keys = shared_address(memory), values = keys + kRowsBytes<kD>, weights = values + kRowsBytes<kD>;
   auto* weight_rows = reinterpret_cast<uint32_t*>(memory + (weights - keys));  // pairs of bf16
   const float c = p.scale * 1.4426950408889634f;
 
   allow_next_kernel();
   count_slots(slot_start, p);
-  const int per_slot = p.kv_heads * row_tiles;
-  const int num_items = slot_start[p.sequences] * per_slot;
+  const SplitItems items(slot_start, p);
 
-  // A work item: some query rows of one key head over one split of a sequence.
-  struct Item {
-    Sequence sequence;
-    int index;  // of the sequence
-    int slot, kv_head, first_row;
-    int32_t position, begin, split;  // the query's position, its first key, the split's first position
-  };
-  const auto item_at = [&](int item) {
-    Item i{
-        .slot = item / per_slot, .kv_head = item % per_slot / row_tiles, .first_row = item % row_tiles * kFragmentRows};
-    int s = 0;
-    for (int high = static_cast<int>(p.sequences) - 1; s < high;) {  // the last sequence that begins at or before slot
-      const int middle = (s + high + 1) / 2;
-      if (slot_start[middle] <= i.slot)
-        s = middle;
-      else
-        high = middle - 1;
-    }
-    i.sequence = sequence_of(p, s);
-    i.index = s;
-    i.position = i.sequence.length - 1;
-    i.begin = first_key(p, i.sequence, i.position);
-    i.split = (splits_of(p, i.sequence).begin + i.slot - slot_start[s]) * kSplit;
-    return i;
-  };
   // Every warp finds the rows of its chunk and copies their keys; all warps together copy the values.
   const uint32_t warp_keys = keys + static_cast<uint32_t>(warp * kChunk * kPitch * 2);
-  const auto copy_keys = [&](const Item& i, int but = kNoRow) {
+  const auto copy_keys = [&](const SplitItem& i, int but = kNoRow) {
 #pragma unroll
     for (int row = lane; row < kChunk; row += kWarp) {
       const int32_t key = i.split + warp * kChunk + row;
@@ -192,26 +108,22 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
 
   // Earlier kernels of this step make the queries, and the keys and values of its tokens. Those of all tokens before
   // are copied while these kernels run (see overlap.cuh).
-  Item now{}, next{};
-  if (static_cast<int>(blockIdx.x) < num_items) {
-    next = item_at(static_cast<int>(blockIdx.x));
+  SplitItem now{}, next{};
+  if (static_cast<int>(blockIdx.x) < items.count) {
+    next = items.at(p, static_cast<int>(blockIdx.x));
     const int new_row = next.position - next.split;
     copy_keys(next, new_row);
-    if constexpr (!kReuse) {
-      __syncthreads();
-      copy_values(new_row);
-    }
+    __syncthreads();
+    copy_values(new_row);
     wait_for_earlier_kernels();
     copy_row_async<kD, kChunk>(p.k, rows + warp * kChunk, warp_keys, lane, new_row - warp * kChunk);
     commit_copies();
-    if constexpr (!kReuse) {
-      copy_row_async<kD, kSplit>(p.v, rows, values, threadIdx.x, new_row);
-      commit_copies();
-    }
+    copy_row_async<kD, kSplit>(p.v, rows, values, threadIdx.x, new_row);
+    commit_copies();
   }
-  for (int item = static_cast<int>(blockIdx.x); item < num_items; item += static_cast<int>(gridDim.x)) {
+  for (int item = static_cast<int>(blockIdx.x); item < items.count; item += static_cast<int>(gridDim.x)) {
     now = next;
-    const bool has_next = item + static_cast<int>(gridDim.x) < num_items;
+    const bool has_next = item + static_cast<int>(gridDim.x) < items.count;
     const Sequence& sequence = now.sequence;
     const int slot = now.slot, kv_head = now.kv_head, first_row = now.first_row;
     const int32_t position = now.position, begin = now.begin, chunk = now.split + warp * kChunk;
@@ -221,17 +133,13 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
     load_queries<kD>(q, p, kv_head, sequence.first_token, 1, first_row, lane);
 
     // 2. Compute the scores of the warp's chunk, and the maximum up to and including it.
-    wait_for_copies<kPending>();
+    wait_for_copies<1>();  // all but the values
     __syncwarp();
     float scores[kKeyTiles][4];
     multiply_keys<kD>(scores, q, warp_keys, lane);
-    // The keys are not needed any more: their memory takes the values, or the keys of the next item.
-    if constexpr (kReuse) {
-      __syncthreads();
-      copy_values();
-    } else if (has_next) {
+    if (has_next) {  // the keys are not needed any more: their memory takes those of the next item
       __syncwarp();
-      next = item_at(item + static_cast<int>(gridDim.x));
+      next = items.at(p, item + static_cast<int>(gridDim.x));
       copy_keys(next);
     } else {
       commit_copies();  // an empty group keeps the counts of wait_for_copies right
@@ -272,7 +180,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
       }
       chunk_sum[warp][row][lane % 4] = sum;
     }
-    wait_for_copies<kPending>();
+    wait_for_copies<1>();  // all but the keys of the next item
     __syncthreads();
 
     // 4. Add the values: each warp computes a quarter of head_dim, over the chunks in order.
@@ -306,7 +214,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
     }
 
     // 5. Store the state, or the result where there is one split.
-    const int splits = slot_start[now.index + 1] - slot_start[now.index];
+    const int splits = items.splits(now);
     auto* y = static_cast<__nv_bfloat16*>(p.y) + (int64_t{sequence.first_token} * p.heads + kv_head * group) * kD;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -330,20 +238,13 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
       }
     }
     __syncthreads();  // the next item overwrites shared memory
-    if constexpr (kReuse) {
-      if (has_next) {
-        next = item_at(item + static_cast<int>(gridDim.x));
-        copy_keys(next);
-      }
-    } else if (has_next) {
-      copy_values();
-    }
+    if (has_next) copy_values();
     // 6. The block that stores the last state of these rows merges all of them, in order.
     if (splits > 1) {
       if (threadIdx.x == 0) {
         __threadfence();  // what the block stored before it met is there for whoever sees the count
-        unsigned* arrivals = p.arrivals + (now.index * p.kv_heads + kv_head) * row_tiles + first_row / kFragmentRows;
-        is_last = atomicInc(arrivals, static_cast<unsigned>(splits - 1)) == static_cast<unsigned>(splits - 1);
+        is_last =
+            atomicInc(items.arrivals(p, now), static_cast<unsigned>(splits - 1)) == static_cast<unsigned>(splits - 1);
       }
       __syncthreads();
       if (is_last) {
@@ -353,8 +254,12 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
             p.states + (int64_t{slot_start[now.index]} * p.heads + kv_head * group + first_row) * (kD + 2);
         for (int i = static_cast<int>(threadIdx.x); i < rows_here * (kD / 2); i += kThreads) {
           const int row = i / (kD / 2), d = i % (kD / 2) * 2;
-          const float2 merged = merged_pair(states + row * (kD + 2), d, splits, int64_t{p.heads} * (kD + 2));
-          *reinterpret_cast<uint32_t*>(y + (first_row + row) * kD + d) = pack_bf16(merged.x, merged.y);
+          const float* state = states + row * (kD + 2);
+          MergedState<1> merged;
+#pragma unroll 4
+          for (int split = 0; split < splits; ++split, state += int64_t{p.heads} * (kD + 2))
+            merged.add(load_state_pair(state), {load_state_pair(state + 2 + d)});
+          *reinterpret_cast<uint32_t*>(y + (first_row + row) * kD + d) = merged.result(0);
         }
       }
     }
@@ -362,28 +267,22 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
 }
 
 template <int kD>
-cudaError_t launch(const AttentionParams& p, cudaStream_t stream) {
-  const int64_t per_slot = p.kv_heads * ceil_div(p.heads / p.kv_heads, kFragmentRows);
-  const auto decode = [&](auto kernel, int bytes) {
-    const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.max_splits * per_slot, 4 * p.multiprocessors));
-    return launch_overlapped(kernel, dim3(blocks), kThreads, static_cast<size_t>(bytes), stream, p);
-  };
-  const bool many = p.sequences * per_slot > p.multiprocessors;
-  return many ? decode(attention_decode<kD, true>, kDecodeBytes<kD, true>)
-              : decode(attention_decode<kD, false>, kDecodeBytes<kD, false>);
+cudaError_t launch(const AttentionParams& p, int64_t items, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, 4 * p.multiprocessors));
+  return launch_overlapped(attention_decode<kD>, dim3(blocks), kThreads, static_cast<size_t>(kDecodeBytes<kD>), stream,
+                           p);
 }
 
 }  // namespace
 
 cudaError_t launch_attention_decode(const AttentionParams& p, cudaStream_t stream) {
   if (p.tokens == 0 || p.heads == 0) return cudaSuccess;
-  if (p.tokens != p.sequences || p.states == nullptr || p.arrivals == nullptr || p.sequences > kMaxSequences)
+  if (p.tokens != p.sequences || p.states == nullptr || p.arrivals == nullptr || p.sequences > kMaxSequences ||
+      (p.head_dim != 64 && p.head_dim != 128))
     return cudaErrorInvalidValue;
-  switch (p.head_dim) {
-    case 64: return launch<64>(p, stream);
-    case 128: return launch<128>(p, stream);
-    default: return cudaErrorInvalidValue;
-  }
+  const int64_t per_slot = p.kv_heads * ceil_div(p.heads / p.kv_heads, kFragmentRows);
+  if (p.sequences * per_slot > p.multiprocessors) return launch_attention_decode_many(p, stream);
+  return (p.head_dim == 64 ? launch<64> : launch<128>)(p, p.max_splits * per_slot, stream);
 }
 
 }  // namespace eadem::kernels::cuda
