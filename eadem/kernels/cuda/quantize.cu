@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/kernels/cuda/activation.cuh"
 #include "eadem/kernels/cuda/fp8_rows.cuh"
+#include "eadem/kernels/cuda/instructions/cluster.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
 #include "eadem/kernels/cuda/launch.h"
 
@@ -9,17 +10,24 @@ namespace eadem::kernels::cuda {
 namespace {
 
 constexpr int kWidth = 8;  // values of a vector
-constexpr int kThreads = 512, kStride = kThreads * kWidth;
+template <int kBlocks>
+constexpr int kThreads = kBlocks > 1 ? 256 : 512;
+template <int kBlocks>
+constexpr int kStride = kBlocks* kThreads<kBlocks>* kWidth;
+constexpr int kCluster = 8;
 
-// One block per row, which is the fastest for few. A thread keeps its kVectors vectors in registers; with kVectors = 0
-// it reads them twice.
-template <typename T, int kVectors, bool kGated>
-__global__ void __launch_bounds__(kThreads) quantize_row(QuantizeRowsParams p) {
-  const int64_t offset = blockIdx.x * p.columns;
+// kBlocks blocks, a cluster, have a row, which is the fastest for few. A thread keeps its kVectors vectors in
+// registers; with kVectors = 0 it reads them twice.
+template <typename T, int kVectors, bool kGated, int kBlocks>
+__global__ void __launch_bounds__(kThreads<kBlocks>) quantize_row(QuantizeRowsParams p) {
+  constexpr int kStride = cuda::kStride<kBlocks>;
+  __shared__ uint64_t slots[2][kBlocks];
+  const int64_t row = blockIdx.x / kBlocks, offset = row * p.columns;
   const T* x = static_cast<const T*>(p.x) + offset;
   const T* factor = static_cast<const T*>(p.factor) + offset;  // with kGated
   uint8_t* codes = p.codes + offset;
-  const int64_t first = threadIdx.x * kWidth;
+  const int block = kBlocks > 1 ? cluster_rank() : 0;
+  const int64_t first = (block * kThreads<kBlocks> + static_cast<int>(threadIdx.x)) * kWidth;
   float values[kVectors > 0 ? kVectors : 1][kWidth];
   uint64_t largest = 0;
   const auto load_values = [&](float(&vector)[kWidth], int64_t i) {
@@ -32,6 +40,7 @@ __global__ void __launch_bounds__(kThreads) quantize_row(QuantizeRowsParams p) {
     }
   };
   allow_next_kernel();
+  if constexpr (kBlocks > 1) cluster_sync();  // no block may be written to before it has begun
   wait_for_earlier_kernels();
   if constexpr (kVectors > 0) {
 #pragma unroll
@@ -46,8 +55,12 @@ __global__ void __launch_bounds__(kThreads) quantize_row(QuantizeRowsParams p) {
       largest = largest_magnitude(largest, values[0]);
     }
   }
-  const float scale = e4m3_scale(largest);
-  if (threadIdx.x == 0) p.scales[blockIdx.x] = scale;
+  if constexpr (kBlocks > 1)
+    largest = ClusterReduction<kBlocks>(slots).max(largest);
+  else
+    largest = block_max(largest);
+  const float scale = e4m3_scale_of(static_cast<uint32_t>(largest));
+  if (block == 0 && threadIdx.x == 0) p.scales[row] = scale;
   if constexpr (kVectors > 0) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
@@ -58,6 +71,13 @@ __global__ void __launch_bounds__(kThreads) quantize_row(QuantizeRowsParams p) {
       store_codes(codes + i, values[0], scale);
     }
   }
+}
+
+template <typename T, int kVectors, int kBlocks>
+cudaError_t launch_row(const QuantizeRowsParams& p, cudaStream_t stream) {
+  return launch_clusters(
+      p.factor == nullptr ? quantize_row<T, kVectors, false, kBlocks> : quantize_row<T, kVectors, true, kBlocks>,
+      kBlocks, dim3(static_cast<unsigned>(p.rows * kBlocks)), kThreads<kBlocks>, 0, stream, p);
 }
 
 // Many rows: one to eight warps have one, and a thread keeps its vectors in registers; all its loads come first.
@@ -132,13 +152,11 @@ cudaError_t launch_quantize_rows(const QuantizeRowsParams& p, cudaStream_t strea
     constexpr int64_t kFewRows = 256;
     if (p.rows > kFewRows && p.factor == nullptr && p.columns <= kWarps * kWarpColumns)
       return launch_many_rows<T>(p, stream);
-    const dim3 grid(static_cast<unsigned>(p.rows));
-    const auto launch = [&](auto plain, auto gated) {
-      return launch_overlapped(p.factor == nullptr ? plain : gated, grid, kThreads, 0, stream, p);
-    };
-    if (p.columns <= kStride) return launch(quantize_row<T, 1, false>, quantize_row<T, 1, true>);
-    if (p.columns <= 4 * kStride) return launch(quantize_row<T, 4, false>, quantize_row<T, 4, true>);
-    return launch(quantize_row<T, 0, false>, quantize_row<T, 0, true>);
+    constexpr int64_t kRowsOfClusters = 16;
+    if (p.columns <= kStride<1>) return launch_row<T, 1, 1>(p, stream);
+    if (p.rows <= kRowsOfClusters && p.columns <= 2 * kStride<kCluster>) return launch_row<T, 2, kCluster>(p, stream);
+    if (p.columns <= 4 * kStride<1>) return launch_row<T, 4, 1>(p, stream);
+    return launch_row<T, 0, 1>(p, stream);
   });
 }
 

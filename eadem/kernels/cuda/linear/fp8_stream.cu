@@ -52,12 +52,12 @@ __device__ inline void multiply_fp8_tiles(const LinearStreamParams& p, const Str
   const int num_chunks = static_cast<int>(ceil_div(p.in, kChunk));
   const int tokens = static_cast<int>(p.tokens);
   RingPlace<S::kStages> place;
-  float sum[kTiles][4], chain[2][kTiles][4];
+  float sum[kTiles][4], chain[kGroups][kTiles][4];
   // The scales of this chunk's blocks, of `weight` and of `up`.
   float block_scales[kGroups][kGated ? 2 : 1];
   const int num_blocks = static_cast<int>(p.in / kPanelColumns);  // of a row of blocks
   const auto add_chain = [&](int panel) {
-    float(&done)[kTiles][4] = chain[panel % 2];
+    float(&done)[kTiles][4] = chain[panel];
     pin(done);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
@@ -71,7 +71,21 @@ __device__ inline void multiply_fp8_tiles(const LinearStreamParams& p, const Str
     int tile_of_part = tile;
     const LinearStreamPart& part = p.parts[Tiles::part_of(p, tile_of_part)];
     const int64_t first = int64_t{tile_of_part} * Tiles::kOutputs + lane % 4 * 2;
-    // 1. Multiply. While a chain runs, the one before is added.
+    // The scales of this lane's outputs and tokens, which are on their way while it multiplies.
+    float scales[kTiles][2], token_scales[2];
+    if constexpr (!kBlockScales)
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int64_t n = min(first + t / (kGated ? 2 : 1) * 8 + i, part.out - 1);
+          scales[t][i] = __ldg((kGated && t % 2 == 1 ? p.up_scales : part.scales) +
+                               (p.scaling == WeightScaling::rows ? n : 0));
+        }
+    wait_for_earlier_kernels();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) token_scales[i] = p.x_scales[min(warp * 16 + lane / 4 + i * 8, tokens - 1)];
+    // 1. Multiply. Two chains run side by side; meanwhile the two before are added.
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = 0.0f;
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
@@ -85,28 +99,30 @@ __device__ inline void multiply_fp8_tiles(const LinearStreamParams& p, const Str
       }
       barrier_wait(ring.full + place.stage * kBarrierBytes, place.parity);
       const uint32_t stage = ring.stages + static_cast<uint32_t>(place.stage * S::kStageBytes);
+      wgmma_fence();
 #pragma unroll
-      for (int panel = 0; panel < kGroups; ++panel) {  // beyond the last column there are zeros
-        const Operand left(stage + S::kWeightBytes + panel * kTokenPanel, 0);
-        const Operand<kGroupBytes> right(stage + panel * kWeightPanel, 0);
-        wgmma_fence();
+      for (int pair = 0; pair < kGroups; pair += 2) {  // beyond the last column there are zeros
 #pragma unroll
         for (int step = 0; step < 4; ++step)
-          wgmma_e4m3(chain[panel % 2], left.at(step * kStep), right.at(step * kStep), step > 0);
+#pragma unroll
+          for (int panel = pair; panel < pair + 2; ++panel) {
+            const Operand left(stage + S::kWeightBytes + panel * kTokenPanel, 0);
+            const Operand<kGroupBytes> right(stage + panel * kWeightPanel, 0);
+            wgmma_e4m3(chain[panel], left.at(step * kStep), right.at(step * kStep), step > 0);
+          }
         wgmma_commit();
-        if (panel > 0) {
-          wgmma_wait<1>();
-          add_chain(panel - 1);
-        }
       }
+      wgmma_wait<1>();
+      add_chain(0);
+      add_chain(1);
       wgmma_wait<0>();
-      add_chain(kGroups - 1);
+      add_chain(2);
+      add_chain(3);
       if (lane == 0) barrier_arrive(ring.empty + place.stage * kBarrierBytes);
       place.advance();
     }
 
     // 2. Scale and store. Lane 4 g + t has tokens g and g + 8 of its warp's 16, outputs 2 t and 2 t + 1 of each eight.
-    wait_for_earlier_kernels();
 #pragma unroll
     for (int t = 0; t < Tiles::kOutputs / 8; ++t)
 #pragma unroll
@@ -114,13 +130,12 @@ __device__ inline void multiply_fp8_tiles(const LinearStreamParams& p, const Str
         const int token = warp * 16 + lane / 4 + i / 2 * 8;
         const int64_t n = first + t * 8 + i % 2;
         if (token >= tokens || n >= part.out) continue;
-        const float token_scale = p.x_scales[token];
-        const auto scaled = [&](float s, const float* scales) {
-          return (kBlockScales ? s : s * scales[p.scaling == WeightScaling::rows ? n : 0]) * token_scale;
+        const auto scaled = [&](int of_tile) {
+          const float s = sum[of_tile][i];
+          return (kBlockScales ? s : s * scales[of_tile][i % 2]) * token_scales[i / 2];
         };
-        float value = scaled(sum[kGated ? 2 * t : t][i], part.scales);
-        if constexpr (kGated)
-          value = activate(p.activation, rounded<Y>(value)) * rounded<Y>(scaled(sum[2 * t + 1][i], p.up_scales));
+        float value = scaled(kGated ? 2 * t : t);
+        if constexpr (kGated) value = activate(p.activation, rounded<Y>(value)) * rounded<Y>(scaled(2 * t + 1));
         else if (part.bias != nullptr)
           value += load(static_cast<const Y*>(part.bias) + n);
         store(static_cast<Y*>(part.y) + int64_t{token} * part.out + n, value);
@@ -166,7 +181,7 @@ cudaError_t launch_shape(const LinearStreamParams& p, cudaStream_t stream) {
 template <typename Y, typename Narrow, typename Wide, bool kGated>
 cudaError_t launch_even(const LinearStreamParams& p, cudaStream_t stream) {
   if constexpr (!kGated)
-    if (most_rows<Narrow>(p) < most_rows<Wide>(p)) return launch_shape<Y, Narrow, false>(p, stream);
+    if (most_rows<Narrow>(p) <= most_rows<Wide>(p)) return launch_shape<Y, Narrow, false>(p, stream);
   return launch_shape<Y, Wide, kGated>(p, stream);
 }
 

@@ -30,6 +30,9 @@ struct Shape {
   static constexpr int kItems = kRowTiles * kMatrices;  // of a chunk: those of `weight`, then those of `up`
   static constexpr int kTileSums = kItems * kRowsOfItem * kTokens;
   static constexpr int kThreadSums = (kTileSums / kMatrices + kThreads - 1) / kThreads;  // of each matrix
+  // What a chunk gives: [item][16 rows][tokens], and the scale of each token.
+  static constexpr int kChunkTerms = kTileSums + kTokens;
+  static_assert(kTokens <= kWarp);
 };
 
 // A warp's place in the items of its block: chunks warp, warp + 8, ... of every tile.
@@ -87,8 +90,8 @@ __device__ inline Item item_at(const PackedStreamParams& p, const Place<S>& plac
           static_cast<uint32_t>(layout.block_bytes), layout.code == FragmentLayout::Code::bits6};
 }
 
-// Dynamic shared memory has the warps' rings of `stages` blocks of `pitch` bytes, then what each of `round_chunks`
-// chunks gives: [chunk][item][16 rows][tokens]. A round is a whole number of turns of the warps.
+// Dynamic shared memory has the warps' rings of `stages` blocks of `pitch` bytes, then the terms of `round_chunks`
+// chunks. A round is a whole number of turns of the warps.
 template <typename Y, typename S>
 __global__ void __launch_bounds__(kThreads, S::kBlocks)
     integer_stream(const __grid_constant__ PackedStreamParams p, int stages, int pitch, int round_chunks) {
@@ -137,11 +140,15 @@ __global__ void __launch_bounds__(kThreads, S::kBlocks)
       // 1. This warp's chunks of the round.
       for (int chunk = round + warp; chunk < round_end; chunk += kWarps) {
         const IntegerTokens<S::kTokenTiles> x(rows, product, chunk, lane);
+        float* const terms_of_chunk = terms + (chunk - round) * S::kChunkTerms;
+        if (lane < S::kTokens)
+          terms_of_chunk[S::kTileSums + lane] =
+              __ldg(product.x_scales + chunk * padded_tokens + min(lane, padded_tokens - 1));
 #pragma unroll 1
         for (int i = 0; i < S::kItems; ++i) {
           const Item item = item_at(p, Place<S>{tile, chunk, i}, num_chunks);
           barrier_wait(full + static_cast<uint32_t>(stage) * kBarrierBytes, parity);
-          float* const to = terms + ((chunk - round) * S::kItems + i) * kRowsOfItem * S::kTokens;
+          float* const to = terms_of_chunk + i * kRowsOfItem * S::kTokens;
           if (item.block != nullptr) {
             const uint8_t* block = ring + stage * pitch;
             float u[S::kTokenTiles][4];
@@ -167,12 +174,13 @@ __global__ void __launch_bounds__(kThreads, S::kBlocks)
       for (int n = 0; n < S::kThreadSums; ++n) {
         const int at = n * kThreads + static_cast<int>(threadIdx.x);
         if (at >= S::kOutputs * S::kTokens || at % S::kTokens >= tokens) continue;
-        const float* scales = product.x_scales + round * padded_tokens + at % S::kTokens;
+#pragma unroll 8
         for (int chunk = 0; chunk < round_end - round; ++chunk) {
-          const float scale = __ldg(scales + chunk * padded_tokens);
+          const float* of_chunk = terms + chunk * S::kChunkTerms;
+          const float scale = of_chunk[S::kTileSums + at % S::kTokens];
 #pragma unroll
           for (int m = 0; m < S::kMatrices; ++m)
-            sum[m][n] = fmaf(terms[(chunk * S::kMatrices + m) * S::kOutputs * S::kTokens + at], scale, sum[m][n]);
+            sum[m][n] = fmaf(of_chunk[m * S::kOutputs * S::kTokens + at], scale, sum[m][n]);
         }
       }
       __syncthreads();
@@ -204,7 +212,7 @@ cudaError_t launch_shape(PackedStreamParams p, cudaStream_t stream) {
   p.num_tiles = count_tiles<S>(p.product);
   // A fifth of a block's shared memory is for terms.
   constexpr int kMemory = kSharedLimit / S::kBlocks - 2048;
-  constexpr int kTurnBytes = kWarps * S::kTileSums * static_cast<int>(sizeof(float));
+  constexpr int kTurnBytes = kWarps * S::kChunkTerms * static_cast<int>(sizeof(float));
   const int num_chunks = static_cast<int>(p.product.in / kIntegerChunk);
   const int turns = std::min(static_cast<int>(ceil_div(num_chunks, kWarps)), std::max(1, kMemory / 5 / kTurnBytes));
   const int stages = std::min(kMostStages, (kMemory - turns * kTurnBytes) / (kWarps * pitch));

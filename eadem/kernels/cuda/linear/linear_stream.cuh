@@ -86,10 +86,10 @@ struct StreamTiles {
   }
 };
 
-// The rows of the weight that the block with most tiles reads.
+// The rows of the weight that the multiprocessor with most tiles reads.
 template <typename S>
 int64_t most_rows(const LinearStreamParams& p) {
-  return ceil_div(StreamTiles<S, false>::count(p), p.multiprocessors * S::kBlocks) * S::kRows;
+  return ceil_div(StreamTiles<S, false>::count(p), p.multiprocessors) * S::kRows;
 }
 
 // The addresses of a ring in shared memory: its stages, and the barriers of full and of empty ones.
@@ -128,15 +128,16 @@ __device__ inline void copy_tokens(const LinearStreamParams& p, const CUtensorMa
     }
 }
 
-// Holds the first copies of a ring to the rate of the memory. While earlier kernels run, a ring would fill at once, and
-// what they still have to read and write would wait behind its copies.
+// Holds the first copies of all rings of a launch to less than the rate of the memory. While earlier kernels run, rings
+// would fill at once, and what these kernels still have to read and write would wait behind the copies.
 struct Pace {
-  static constexpr int kAtOnce = 3;                 // stages that do not wait, so that the memory is busy at once
-  static constexpr uint32_t kBytesPerClock = 1700;  // of the memory of an H100
+  static constexpr uint32_t kBurst = 4'300'000;     // bytes that do not wait, so that the memory is busy at once
+  static constexpr uint32_t kBytesPerClock = 1500;  // the memory of an H100 has 1700
 
-  __device__ Pace(int stages, int stage_bytes)
-      : left(stages), ticks(static_cast<uint32_t>(stage_bytes) * gridDim.x / kBytesPerClock), next(clock_ticks()) {
-    next -= (kAtOnce - 1) * ticks;
+  __device__ Pace(int stages, int stage_bytes) : left(stages), next(clock_ticks()) {
+    const uint32_t bytes = static_cast<uint32_t>(stage_bytes) * gridDim.x;  // of a stage of all blocks
+    ticks = bytes / kBytesPerClock;
+    next -= (max(kBurst / bytes, 1u) - 1) * ticks;
   }
   // Called before each copy.
   __device__ void wait() {
