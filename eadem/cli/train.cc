@@ -20,14 +20,15 @@ namespace {
 // Without a terminal, a line is printed at most this often.
 constexpr std::chrono::seconds kLineInterval(10);
 
-// Starts the processes of --dp, --tp and --pp after the first, which train as it does; null for one. No device may be
-// open yet.
+// Starts the processes of --dp, --tp, --pp and --ep after the first, which train as it does; null for one. No device
+// may be open yet.
 std::unique_ptr<distributed::ForkedMesh> start_ranks(const ModelOptions& options, const train::Recipe& recipe,
                                                      bool resume) {
   if (options.ranks() == 1) return nullptr;
   const MeshShape shape{.dp = static_cast<int>(options.data_ranks),
                         .tp = static_cast<int>(options.tensor_ranks),
-                        .pp = static_cast<int>(options.stages)};
+                        .pp = static_cast<int>(options.stages),
+                        .ep = static_cast<int>(options.expert_ranks)};
   return std::make_unique<distributed::ForkedMesh>(shape, [&options, &recipe, resume](const Mesh& mesh, int rank) {
     train::RunOptions own;
     own.device = options.open(rank);
@@ -39,8 +40,9 @@ std::unique_ptr<distributed::ForkedMesh> start_ranks(const ModelOptions& options
 
 std::string processes_text(const ModelOptions& options) {
   if (options.ranks() == 1) return "";
-  return fmt::format(", the first of {} processes (dp {} x tp {} x pp {})", options.ranks(), options.data_ranks,
-                     options.tensor_ranks, options.stages);
+  return fmt::format(", the first of {} processes (dp {} x tp {} x pp {}{})", options.ranks(), options.data_ranks,
+                     options.tensor_ranks, options.stages,
+                     options.expert_ranks == 1 ? "" : fmt::format(" x ep {}", options.expert_ranks));
 }
 
 }  // namespace

@@ -6,10 +6,10 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
 
 #include "eadem/distributed/forked_ranks.h"
+#include "eadem/distributed/mesh_groups.h"
 
 namespace eadem::distributed {
 
@@ -30,12 +30,7 @@ class ForkedMesh {
   const std::vector<pid_t>& processes() const { return ranks_->processes(); }
 
  private:
-  // Joins the groups of a rank.
-  Mesh join(int rank, const std::shared_ptr<Communicator>& all) const;
-
-  MeshShape shape_;
-  // By axis and the smallest rank; none where one axis has all ranks, whose group is that of the processes.
-  std::map<std::pair<MeshAxis, int>, std::unique_ptr<ProcessGroup>> groups_;
+  MeshGroups groups_;
   std::unique_ptr<ForkedRanks> ranks_;
   Mesh mesh_;
 };

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/distributed/spawned_ranks.h"
 
+#include <fcntl.h>
 #include <spawn.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
 #include <csignal>
 #include <cstring>
@@ -12,15 +14,21 @@ namespace eadem::distributed {
 
 namespace {
 
-constexpr int kDescriptor = 3;  // of the group, in a rank
+constexpr int kDescriptor = 3;  // of the group, in a rank; those of further groups follow
 
 // What a rank's process is made with.
 class SpawnSettings {
  public:
-  explicit SpawnSettings(int descriptor) {
+  explicit SpawnSettings(const std::vector<int>& descriptors) {
+    const int end = kDescriptor + static_cast<int>(descriptors.size());
     posix_spawn_file_actions_init(&files_);
-    posix_spawn_file_actions_adddup2(&files_, descriptor, kDescriptor);
-    posix_spawn_file_actions_addclosefrom_np(&files_, kDescriptor + 1);
+    for (int to = kDescriptor; to < end; ++to) {
+      // Copies behind all that a rank gets, so that none is overwritten before it is copied in the rank.
+      copies_.push_back(fcntl(descriptors[static_cast<size_t>(to - kDescriptor)], F_DUPFD_CLOEXEC, end));
+      if (copies_.back() < 0) throw IoError("the descriptor of a group cannot be copied: {}", std::strerror(errno));
+      posix_spawn_file_actions_adddup2(&files_, copies_.back(), to);
+    }
+    posix_spawn_file_actions_addclosefrom_np(&files_, end);
     posix_spawnattr_init(&attributes_);
     // A rank leaves these to its parent once it has settled; until then they wait. Others have their usual effect.
     sigset_t left_to_parent, all;
@@ -35,6 +43,7 @@ class SpawnSettings {
   ~SpawnSettings() {
     posix_spawn_file_actions_destroy(&files_);
     posix_spawnattr_destroy(&attributes_);
+    for (const int copy : copies_) close(copy);
   }
   SpawnSettings(const SpawnSettings&) = delete;
   SpawnSettings& operator=(const SpawnSettings&) = delete;
@@ -53,6 +62,7 @@ class SpawnSettings {
  private:
   posix_spawn_file_actions_t files_{};
   posix_spawnattr_t attributes_{};
+  std::vector<int> copies_;
 };
 
 int number(const char* what, const std::string& text) {
@@ -65,10 +75,13 @@ int number(const char* what, const std::string& text) {
 
 }  // namespace
 
-SpawnedRanks::SpawnedRanks(int size, const std::vector<std::string>& command, ProcessGroupOptions options)
-    : RankProcesses(size, options) {
+SpawnedRanks::SpawnedRanks(int size, const std::vector<std::string>& command, ProcessGroupOptions options,
+                           std::vector<ProcessGroup*> others)
+    : RankProcesses(size, options, others) {
   if (command.empty()) throw InvalidArgument("{} ranks are to run a program, and none is given", size);
-  const SpawnSettings settings(group().descriptor());
+  std::vector<int> descriptors = {group().descriptor()};
+  for (const ProcessGroup* other : others) descriptors.push_back(other->descriptor());
+  const SpawnSettings settings(descriptors);
   const std::string parent = std::to_string(getpid());
   start_on_thread([&](int rank) {
     std::vector<std::string> own = command;

@@ -124,6 +124,7 @@ engine::EngineOptions engine_options(const EngineArguments& arguments) {
   options.disabled_fusions = arguments.disabled_fusions;
   options.pack_cache = arguments.pack_cache.value_or("");
   options.deterministic_across_tp = arguments.dist.deterministic_across_tp;
+  options.divide = arguments.dist.ep_size > 1 ? MeshAxis::ep : MeshAxis::tp;
   return options;
 }
 

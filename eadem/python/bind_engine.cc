@@ -12,9 +12,7 @@
 
 #include "eadem/io/gguf.h"
 #include "eadem/io/json.h"
-#include "eadem/models/config/llama_config.h"
 #include "eadem/models/decoders/decoder.h"
-#include "eadem/models/family.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/models/locator/model_locator.h"
 #include "eadem/python/binding.h"
@@ -25,124 +23,7 @@ using namespace nb::literals;
 
 namespace {
 
-using models::LlamaConfig;
-using models::ModelConfig;
-
-// Makes a configuration from the keys of a config.json, through the parser of those files.
-ModelConfig config_from_keywords(const nb::kwargs& keywords, const char* name, const char* model_type) {
-  nb::dict members;
-  if (model_type != nullptr) members["model_type"] = model_type;
-  members.update(keywords);
-  const auto text = nb::cast<std::string>(nb::module_::import_("json").attr("dumps")(members));
-  try {
-    return ModelConfig::from_json(io::JsonReader::parse(text, name));
-  } catch (const DataCorrupted& error) {
-    throw InvalidArgument("{}", error.what());  // the value came from the caller, not from a file
-  }
-}
-
-// Reads a configuration without weights: a config.json, or the directory around it. A .gguf holds both together.
-ModelConfig read_config(const std::string& path) {
-  const GilRelease release;
-  const auto model = io::is_gguf_file(path) ? models::open_checkpoint(path).model : models::model_from_config(path);
-  if (model->config() == nullptr)
-    throw Unsupported("{}: a model of type '{}' has no typed configuration", path, model->info().architecture);
-  return *model->config();
-}
-
-nb::object config_from_path(const std::string& path) {
-  ModelConfig config = read_config(path);
-  return LlamaConfig::has_type(config) ? nb::cast(LlamaConfig(std::move(config))) : nb::cast(std::move(config));
-}
-
-std::string repr_of(const ModelConfig& config) {
-  return fmt::format("{}({}{}{})", LlamaConfig::has_type(config) ? "LlamaConfig" : "ModelConfig",
-                     io::to_compact_json(config.describe()),
-                     config.rope_style == kernels::RopeStyle::interleaved ? ", interleaved rope" : "",
-                     config.rope_divisors.empty() ? "" : ", rope divisors");
-}
-
-void bind_config(nb::module_& m) {
-  nb::class_<ModelConfig>(m, "ModelConfig",
-                          "Configuration of a model of any family.\n\n"
-                          "Takes the keys of a Hugging Face config.json as keywords. A key that is not honoured raises "
-                          "Unsupported, a value that does not fit InvalidArgument.")
-      .def(
-          "__init__",
-          [](ModelConfig* self, const nb::kwargs& keywords) {
-            new (self) ModelConfig(config_from_keywords(keywords, "ModelConfig", nullptr));
-          },
-          nb::sig("def __init__(self, *, model_type: str, vocab_size: int, hidden_size: int, intermediate_size: int, "
-                  "num_hidden_layers: int, num_attention_heads: int, **keys: object) -> None"))
-      .def_rw("model_type", &ModelConfig::model_type)
-      .def_rw("vocab_size", &ModelConfig::vocab_size)
-      .def_rw("hidden_size", &ModelConfig::hidden_size)
-      .def_rw("intermediate_size", &ModelConfig::intermediate_size)
-      .def_prop_rw(
-          "num_hidden_layers", [](const ModelConfig& c) { return c.num_hidden_layers; },
-          [](ModelConfig& c, int64_t layers) {
-            if (layers < 1 || layers > 4096)
-              throw InvalidArgument("num_hidden_layers is {}; expected 1 to 4096", layers);
-            c.layer_windows.resize(static_cast<size_t>(layers), c.layer_windows.empty() ? 0 : c.layer_windows.back());
-            if (!c.layer_chunks.empty()) c.layer_chunks.resize(static_cast<size_t>(layers), c.layer_chunks.back());
-            c.num_hidden_layers = layers;
-          },
-          "Decoder layers. New ones get the attention window, or the chunks, of the last one.")
-      .def_rw("num_attention_heads", &ModelConfig::num_attention_heads)
-      .def_rw("num_key_value_heads", &ModelConfig::num_key_value_heads)
-      .def_prop_rw(
-          "head_dim", [](const ModelConfig& c) { return c.head_dim; },
-          [](ModelConfig& c, int64_t head_dim) {
-            if (c.rotary_dim == c.head_dim) c.rotary_dim = head_dim;
-            c.head_dim = head_dim;
-          },
-          "Elements per head.")
-      .def_rw("max_position_embeddings", &ModelConfig::max_position_embeddings, "Context length in tokens.")
-      .def_rw("rms_norm_eps", &ModelConfig::rms_norm_eps)
-      .def_rw("rope_theta", &ModelConfig::rope_theta)
-      .def_prop_ro("hidden_act", [](const ModelConfig& c) { return c.describe().find("hidden_act")->as_string(); })
-      .def_prop_rw(
-          "attention_bias", [](const ModelConfig& c) { return c.attention_bias; },
-          [](ModelConfig& c, bool bias) {
-            c.attention_bias = bias;
-            c.attention_out_bias = bias && c.family().find_type(c.model_type)->out_bias;
-          },
-          "Whether the projections of attention have a bias: q, k and v, and in most model types o as well.")
-      .def_rw("mlp_bias", &ModelConfig::mlp_bias)
-      .def_rw("tie_word_embeddings", &ModelConfig::tie_word_embeddings)
-      .def_prop_ro(
-          "use_cache", [](const ModelConfig&) { return true; },
-          "True: an engine keeps the keys and values of earlier tokens.")
-      .def_rw("bos_token_id", &ModelConfig::bos_token_id)
-      .def_rw("eos_token_id", &ModelConfig::eos_token_id)
-      .def("kv_dim", &ModelConfig::kv_dim, "Elements of one token's keys (or values) in one layer.")
-      .def("num_parameters", &ModelConfig::num_parameters, "Number of parameters of a model of this configuration.")
-      .def(
-          "validate", [](const ModelConfig& c) { c.validate("the configuration"); },
-          "Checks that the fields fit together; raises InvalidArgument naming the field and its value.")
-      .def(
-          "to_json", [](const ModelConfig& c) { return io::to_json(c.to_json()); },
-          "The text of a config.json of this configuration.")
-      .def(
-          "__eq__", [](const ModelConfig& a, const ModelConfig& b) { return a == b; }, nb::is_operator(),
-          nb::sig("def __eq__(self, other: object, /) -> bool"))
-      .def("__repr__", &repr_of);
-
-  nb::class_<LlamaConfig, ModelConfig>(
-      m, "LlamaConfig",
-      "Configuration of the Llama family (model types llama, mistral, qwen2, qwen3).\n\n"
-      "Takes the keys of a Hugging Face config.json as keywords. A key that is not "
-      "honoured raises Unsupported, a value that does not fit InvalidArgument.")
-      .def(
-          "__init__",
-          [](LlamaConfig* self, const nb::kwargs& keywords) {
-            new (self) LlamaConfig(config_from_keywords(keywords, "LlamaConfig", "llama"));
-          },
-          nb::sig("def __init__(self, *, vocab_size: int, hidden_size: int, intermediate_size: int, "
-                  "num_hidden_layers: int, num_attention_heads: int, max_position_embeddings: int, **keys: "
-                  "object) -> None"));
-  m.def("config_from_pretrained", &config_from_path, "path"_a,
-        nb::sig("def config_from_pretrained(path: str) -> ModelConfig"));
+void bind_parallelism_and_caches(nb::module_& m) {
   // Returns the path of the model, and what a user should read about where it was found.
   m.def(
       "locate_model",
@@ -155,28 +36,45 @@ void bind_config(nb::module_& m) {
       },
       "text"_a, "bundled"_a);
 
-  nb::class_<DistConfig>(m, "DistConfig",
-                         "Tensor parallelism: the devices of the ranks. With `deterministic_across_tp` every number of "
-                         "ranks up to 4 gives the same bits, one included, whose bits are others than without it.")
+  const auto make = [](std::vector<int> tp_device_ids, bool deterministic_across_tp, int dp, int pp, int ep) {
+    for (const auto& [name, size] : {std::pair{"dp_size", dp}, {"pp_size", pp}, {"ep_size", ep}})
+      if (size < 1 || size > 1024) throw InvalidArgument("{} is {}; expected 1 to 1024", name, size);
+    return DistConfig{std::move(tp_device_ids), deterministic_across_tp, dp, pp, ep};
+  };
+  nb::class_<DistConfig>(
+      m, "DistConfig",
+      "The ranks of a mesh. Engines have ranks of tensor parallelism (tp_size, or the devices of each) or of expert "
+      "parallelism (ep_size); a Trainer has these, of data (dp_size) and of pipeline parallelism (pp_size), whose "
+      "numbers "
+      "multiply. With `deterministic_across_tp` every number of ranks of an engine up to 4 gives the same bits, one "
+      "included, whose bits are others than without it.")
       .def(
           "__init__",
-          [](DistConfig* self, int tp_size, bool deterministic_across_tp) {
+          [make](DistConfig* self, int tp_size, bool deterministic_across_tp, int dp_size, int pp_size, int ep_size) {
             if (tp_size < 1 || tp_size > 1024) throw InvalidArgument("tp_size is {}; expected 1 to 1024", tp_size);
-            new (self) DistConfig;
-            for (int id = 1; id < tp_size; ++id) self->tp_device_ids.push_back(id);
-            self->deterministic_across_tp = deterministic_across_tp;
+            std::vector<int> ids;
+            for (int id = 0; id < tp_size; ++id) ids.push_back(id);
+            new (self) DistConfig(make(std::move(ids), deterministic_across_tp, dp_size, pp_size, ep_size));
           },
-          "tp_size"_a = 1, "deterministic_across_tp"_a = false)
+          "tp_size"_a = 1, "deterministic_across_tp"_a = false, nb::kw_only(), "dp_size"_a = 1, "pp_size"_a = 1,
+          "ep_size"_a = 1)
       .def(
           "__init__",
-          [](DistConfig* self, std::vector<int> ids, bool deterministic_across_tp) {
+          [make](DistConfig* self, std::vector<int> ids, bool deterministic_across_tp, int dp_size, int pp_size,
+                 int ep_size) {
             if (ids.empty()) throw InvalidArgument("tp_device_ids is empty");
-            new (self) DistConfig{std::move(ids), deterministic_across_tp};
+            new (self) DistConfig(make(std::move(ids), deterministic_across_tp, dp_size, pp_size, ep_size));
           },
-          "tp_device_ids"_a, "deterministic_across_tp"_a = false)
+          "tp_device_ids"_a, "deterministic_across_tp"_a = false, nb::kw_only(), "dp_size"_a = 1, "pp_size"_a = 1,
+          "ep_size"_a = 1)
       .def_rw("tp_device_ids", &DistConfig::tp_device_ids)
       .def_rw("deterministic_across_tp", &DistConfig::deterministic_across_tp)
-      .def_prop_ro("tp_size", &DistConfig::tp_size);
+      .def_ro("dp_size", &DistConfig::dp_size)
+      .def_ro("pp_size", &DistConfig::pp_size)
+      .def_ro("ep_size", &DistConfig::ep_size)
+      .def_prop_ro("tp_size", &DistConfig::tp_size)
+      .def_prop_ro(
+          "num_ranks", [](const DistConfig& self) { return self.shape().num_ranks(); }, "Of all axes together.");
 
   nb::class_<engine::StaticKVCacheConfig>(
       m, "StaticKVCacheConfig",
@@ -367,7 +265,7 @@ nb::list sampling_fields() {
 }
 
 void bind_engine(nb::module_& m) {
-  bind_config(m);
+  bind_parallelism_and_caches(m);
   m.def("sampling_fields", &sampling_fields);
   m.attr("SAMPLING_BYTES") = sizeof(engine::SamplingInput);
 

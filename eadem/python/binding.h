@@ -27,12 +27,14 @@ namespace eadem::python {
 namespace nb = nanobind;
 
 void bind_errors(nb::module_& m);
+void bind_config(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_ranks(nb::module_& m);
 void bind_llm(nb::module_& m);
 void bind_chat(nb::module_& m);
 void bind_convert(nb::module_& m);
-void bind_train(nb::module_& m);
+void bind_sequential(nb::module_& m);
+void bind_trainer(nb::module_& m);
 
 // A floating-point host array of any framework; uint16 means the bits of bf16. A strided array arrives as a copy.
 using HostArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
@@ -57,12 +59,16 @@ std::shared_ptr<Device> open(const std::string& device, int64_t threads, const s
                              int64_t prefill_threads = 0, bool pin = true);
 std::optional<DType> dtype_argument(const char* name, const std::optional<std::string>& value);
 
-// Tensor parallelism: the devices of the ranks.
+// The ranks along each axis of a mesh; of tensor parallelism their devices.
 struct DistConfig {
   std::vector<int> tp_device_ids = {0};
   bool deterministic_across_tp = false;
+  int dp_size = 1, pp_size = 1, ep_size = 1;
   int tp_size() const { return static_cast<int>(tp_device_ids.size()); }
+  MeshShape shape() const { return {.dp = dp_size, .tp = tp_size(), .pp = pp_size, .ep = ep_size}; }
 };
+// From the keywords that eadem._arguments.dist() makes.
+DistConfig dist_argument(const nb::kwargs& keywords);
 
 struct EngineArguments {
   // The model: a checkpoint, or a configuration.
@@ -112,6 +118,21 @@ struct RankedEngine {
   std::unique_ptr<engine::InferEngine> engine;
 };
 RankedEngine make_ranked_engine(const EngineArguments& arguments, const std::vector<std::string>& program);
+
+// Throws InvalidArgument or Unsupported for ranks that a device cannot have, or that have fewer threads than one each.
+void check_ranks(const DistConfig& dist, const std::string& device, int64_t threads, int64_t prefill_threads = 0);
+
+// The processors that the calling thread may use, as they were.
+class KeepsProcessors {
+ public:
+  KeepsProcessors();
+  ~KeepsProcessors();
+  KeepsProcessors(const KeepsProcessors&) = delete;
+  KeepsProcessors& operator=(const KeepsProcessors&) = delete;
+
+ private:
+  std::vector<int> processors_;
+};
 
 // Returns a logger whose messages go to Python's logger "eadem".
 Logger python_logger();

@@ -21,9 +21,11 @@ NB_MODULE(_eadem, m) {
         return names;
       },
       "CPU instruction sets that this machine can run and this build contains, the best first.");
+  eadem::python::bind_config(m);
   eadem::python::bind_engine(m);
   eadem::python::bind_ranks(m);
   eadem::python::bind_llm(m);
-  eadem::python::bind_train(m);
+  eadem::python::bind_sequential(m);
+  eadem::python::bind_trainer(m);
   eadem::python::bind_convert(m);
 }

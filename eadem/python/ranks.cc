@@ -20,51 +20,12 @@ using namespace nb::literals;
 
 namespace {
 
-// The processors that the calling thread may use, as they were.
-class KeepsProcessors {
- public:
-  KeepsProcessors() : size_(CPU_ALLOC_SIZE(kMost)), set_(CPU_ALLOC(kMost)) {
-    known_ = set_ != nullptr && sched_getaffinity(0, size_, set_) == 0;
-  }
-  ~KeepsProcessors() {
-    if (known_) sched_setaffinity(0, size_, set_);
-    if (set_ != nullptr) CPU_FREE(set_);
-  }
-  KeepsProcessors(const KeepsProcessors&) = delete;
-  KeepsProcessors& operator=(const KeepsProcessors&) = delete;
-
- private:
-  static constexpr size_t kMost = 8192;
-  size_t size_;
-  cpu_set_t* set_;
-  bool known_ = false;
-};
-
-void check_ranks(const EngineArguments& arguments) {
-  const int ranks = arguments.dist.tp_size();
-  if (!arguments.device.starts_with("cpu")) {
-    if (ranks > 1) throw Unsupported("{} ranks on '{}'; ranks compute on the CPU", ranks, arguments.device);
-    if (arguments.dist.tp_device_ids != std::vector{0})
-      throw InvalidArgument("tp_device_ids is [{}] and the device '{}'; one rank's device is stated by its name alone",
-                            arguments.dist.tp_device_ids[0], arguments.device);
-    return;
-  }
-  for (int rank = 0; rank < ranks; ++rank)
-    if (const int id = arguments.dist.tp_device_ids[static_cast<size_t>(rank)]; id != rank)
-      throw InvalidArgument("tp_device_ids[{}] is {}; on the CPU, rank {} has device {}", rank, id, rank, rank);
-  const auto enough = [&](const char* name, int64_t count) {
-    if (count < 0 || count > 4096) throw InvalidArgument("{} is {}; expected 0 to 4096", name, count);
-    if (count != 0 && count < ranks)
-      throw InvalidArgument("{} is {}; {} ranks need at least one each", name, count, ranks);
-  };
-  enough("threads", arguments.threads);
-  enough("prefill_threads", arguments.prefill_threads);
-}
+constexpr int kMostProcessors = 8192;
 
 // Opens the device of a rank, which has its share of the threads and of the processors. The calling thread is bound to
 // these.
 std::shared_ptr<Device> open_rank(const EngineArguments& arguments, int rank) {
-  const int ranks = arguments.dist.tp_size();
+  const int ranks = arguments.dist.shape().num_ranks();
   if (ranks == 1)
     return open(arguments.device, arguments.threads, arguments.isa, arguments.prefill_threads, arguments.pin);
   const RankThreads own = rank_threads(Topology::of_this_process(), static_cast<int>(arguments.threads),
@@ -121,19 +82,69 @@ EngineArguments engine_arguments(const nb::kwargs& keywords) {
   take("activations", arguments.activations), take("matmul_input", arguments.matmul_input);
   take("kv_dtype", arguments.kv_dtype), take("max_num_batched_tokens", arguments.max_num_batched_tokens);
   take("max_logit_rows", arguments.max_logit_rows), take("disabled_fusions", arguments.disabled_fusions);
-  take("pack_cache", arguments.pack_cache), take("tp_device_ids", arguments.dist.tp_device_ids);
-  take("deterministic_across_tp", arguments.dist.deterministic_across_tp);
+  take("pack_cache", arguments.pack_cache);
+  arguments.dist = dist_argument(keywords);
   return arguments;
 }
 
+DistConfig dist_argument(const nb::kwargs& keywords) {
+  DistConfig dist;
+  const auto take = [&](const char* name, auto& value) {
+    value = nb::cast<std::decay_t<decltype(value)>>(keywords[name]);
+  };
+  take("tp_device_ids", dist.tp_device_ids), take("deterministic_across_tp", dist.deterministic_across_tp);
+  take("dp_size", dist.dp_size), take("pp_size", dist.pp_size), take("ep_size", dist.ep_size);
+  return dist;
+}
+
+void check_ranks(const DistConfig& dist, const std::string& device, int64_t threads, int64_t prefill_threads) {
+  const int ranks = dist.shape().num_ranks();
+  if (!device.starts_with("cpu")) {
+    if (ranks > 1) throw Unsupported("{} ranks on '{}'; ranks compute on the CPU", ranks, device);
+    if (dist.tp_device_ids != std::vector{0})
+      throw InvalidArgument("tp_device_ids is [{}] and the device '{}'; one rank's device is stated by its name alone",
+                            dist.tp_device_ids[0], device);
+    return;
+  }
+  for (int rank = 0; rank < dist.tp_size(); ++rank)
+    if (const int id = dist.tp_device_ids[static_cast<size_t>(rank)]; id != rank)
+      throw InvalidArgument("tp_device_ids[{}] is {}; on the CPU, rank {} has device {}", rank, id, rank, rank);
+  const auto enough = [&](const char* name, int64_t count) {
+    if (count < 0 || count > 4096) throw InvalidArgument("{} is {}; expected 0 to 4096", name, count);
+    if (count != 0 && count < ranks)
+      throw InvalidArgument("{} is {}; {} ranks need at least one each", name, count, ranks);
+  };
+  enough("threads", threads);
+  enough("prefill_threads", prefill_threads);
+}
+
+KeepsProcessors::KeepsProcessors() {
+  cpu_set_t* const set = CPU_ALLOC(kMostProcessors);
+  const size_t size = CPU_ALLOC_SIZE(kMostProcessors);
+  if (set != nullptr && sched_getaffinity(0, size, set) == 0)
+    for (int processor = 0; processor < kMostProcessors; ++processor)
+      if (CPU_ISSET_S(static_cast<size_t>(processor), size, set)) processors_.push_back(processor);
+  if (set != nullptr) CPU_FREE(set);
+}
+
+KeepsProcessors::~KeepsProcessors() { bind_to_processors(processors_); }
+
 RanksOfRank0::RanksOfRank0(const EngineArguments& arguments, const models::ModelInfo& info,
                            const std::vector<std::string>& program) {
-  check_ranks(arguments);
-  const int ranks = arguments.dist.tp_size();
+  const DistConfig& dist = arguments.dist;
+  if (dist.dp_size > 1 || dist.pp_size > 1)
+    throw Unsupported(
+        "dp_size is {} and pp_size {}; the ranks of an engine divide tensors (tp_size) or experts (ep_size)",
+        dist.dp_size, dist.pp_size);
+  if (dist.tp_size() > 1 && dist.ep_size > 1)
+    throw Unsupported("tp_size is {} and ep_size {}; the ranks of an engine divide either", dist.tp_size(),
+                      dist.ep_size);
+  check_ranks(dist, arguments.device, arguments.threads, arguments.prefill_threads);
+  const int ranks = dist.shape().num_ranks();
   if (ranks > 1) {
-    if (info.heads % ranks != 0)
+    if (info.heads % dist.tp_size() != 0)
       throw InvalidArgument("tp_size is {}; the model's {} attention heads do not divide by it", ranks, info.heads);
-    if (arguments.dist.deterministic_across_tp) models::require_same_bits_on(info, ranks);
+    if (dist.deterministic_across_tp && dist.tp_size() > 1) models::require_same_bits_on(info, ranks);
     processes_ = std::make_unique<distributed::SpawnedRanks>(ranks, program);
   }
   const KeepsProcessors as_they_were;

@@ -102,7 +102,7 @@ class Run {
     const Recipe::Training& t = training_;
     RunResult result;
     result.loss = result.eval_loss = kNoEval;
-    const PartRange own = part_of(t.accumulation, options_.mesh.size(MeshAxis::dp), options_.mesh.rank(MeshAxis::dp));
+    const PartRange own = part_of(t.accumulation, pass_ranks(), pass_rank());
     std::vector<Batch> batches(static_cast<size_t>(own.size));
     Batch other;
     while (state_.step < t.steps) {
@@ -162,14 +162,21 @@ class Run {
  private:
   std::string folder(const char* name) const { return (fs::path(recipe_.output) / name).string(); }
 
+  // The ranks of dp and ep, which have passes of their own, those of ep beside each other; and this one of them.
+  int pass_ranks() const { return options_.mesh.size(MeshAxis::dp) * options_.mesh.size(MeshAxis::ep); }
+  int pass_rank() const {
+    return options_.mesh.rank(MeshAxis::dp) * options_.mesh.size(MeshAxis::ep) + options_.mesh.rank(MeshAxis::ep);
+  }
+
   void check_mesh() const {
-    const Mesh& mesh = options_.mesh;
-    if (mesh.size(MeshAxis::ep) > 1)
-      throw Unsupported("a recipe on {} ranks of ep; expected ranks of dp, tp and pp", mesh.size(MeshAxis::ep));
-    if (training_.accumulation % mesh.size(MeshAxis::dp) != 0)
-      throw InvalidArgument(
-          "{}: training.accumulation is {}; {} ranks of dp, which divide the passes of a step, need a multiple of {}",
-          recipe_.path, training_.accumulation, mesh.size(MeshAxis::dp), mesh.size(MeshAxis::dp));
+    const int data = options_.mesh.size(MeshAxis::dp), experts = options_.mesh.size(MeshAxis::ep);
+    if (training_.accumulation % pass_ranks() == 0) return;
+    const std::string ranks = experts == 1 ? fmt::format("{} ranks of dp", data)
+                              : data == 1  ? fmt::format("{} ranks of ep", experts)
+                                           : fmt::format("{} ranks of dp x {} of ep", data, experts);
+    throw InvalidArgument(
+        "{}: training.accumulation is {}; {}, which divide the passes of a step, need a multiple of {}", recipe_.path,
+        training_.accumulation, ranks, pass_ranks());
   }
 
   // Makes the output directory ready and returns the checkpoint to go on from.
@@ -275,21 +282,27 @@ class Run {
                       training_.decay_steps, training_.min_learning_rate));
   }
 
-  // Ranks of dp take passes in turn; their losses are added in the order of the passes.
+  // Ranks of dp and ep take passes in turn; their losses are added in the order of the passes.
   double evaluate() {
     const Recipe::Training& t = training_;
-    const int64_t ranks = options_.mesh.size(MeshAxis::dp), rank = options_.mesh.rank(MeshAxis::dp);
+    const int64_t ranks = pass_ranks(), rank = pass_rank();
+    const int64_t first_of_dp = rank - options_.mesh.rank(MeshAxis::ep);
     std::vector<int64_t> own;  // of this rank's passes, the loss's bits and the number of labels
     int64_t passes = 0;
-    Batch batch;
-    clear(batch);
+    Batch batch, kept;  // the latter: this rank's pass of the round that goes on, or the last one of its ranks of ep
+    clear(batch), clear(kept);
+    const auto end_round = [&] {
+      if (kept.token_ids.empty()) return;
+      const auto [loss, labels] = trainer_->evaluate(kept);  // all ranks of ep call it together, also for nothing
+      own.push_back(std::bit_cast<int64_t>(loss));
+      own.push_back(labels);
+      clear(kept);
+    };
     const auto flush = [&] {
       if (batch.token_ids.empty()) return;
-      if (passes++ % ranks == rank) {
-        const auto [loss, labels] = trainer_->evaluate(batch);
-        own.push_back(std::bit_cast<int64_t>(loss));
-        own.push_back(labels);
-      }
+      const int64_t place = passes++ % ranks;
+      if (place >= first_of_dp && place <= rank) kept = batch;
+      if (place == ranks - 1) end_round();
       clear(batch);
     };
     for (int64_t d = 0; d < eval_data_->num_documents(); ++d) {
@@ -302,9 +315,12 @@ class Run {
       }
     }
     flush();
+    end_round();
     const int64_t most = (passes + ranks - 1) / ranks;
     own.resize(static_cast<size_t>(2 * most));  // as many on every rank
-    const std::vector<int64_t> all = gather_values(*options_.device, options_.mesh, MeshAxis::dp, own);
+    std::vector<int64_t> all = own;
+    for (const MeshAxis axis : {MeshAxis::ep, MeshAxis::dp})
+      all = gather_values(*options_.device, options_.mesh, axis, all);
     double total = 0;
     int64_t count = 0;
     for (int64_t pass = 0; pass < passes; ++pass) {

@@ -40,8 +40,8 @@ struct Progress {
 
 struct RunOptions {
   std::shared_ptr<Device> device;
-  // This rank's view of a mesh over dp, tp and pp, all of whose ranks run the same recipe. Ranks of dp divide the
-  // passes of a step, as many each; the steps are those of one rank, and so are the files, which the first rank writes.
+  // This rank's view of a mesh, all of whose ranks run the same recipe. Ranks of dp and ep divide the passes of a step,
+  // as many each; the steps are those of one rank, and so are the files, which the first rank writes.
   // It alone calls the functions below, and its `cancel` counts.
   Mesh mesh = {};
   bool resume = true;                         // from the newest checkpoint, if there is one
@@ -62,8 +62,8 @@ struct RunResult {
 // Throws IoError when another run writes the output directory or it is not writable; InvalidArgument when it belongs to
 // a recipe with another identity, naming each value that differs, or when it holds a run and `resume` is off;
 // DataCorrupted when none of its checkpoints is whole. A failed checkpoint leaves the earlier ones unchanged. On a
-// mesh, InvalidArgument when ranks of dp do not divide the recipe's accumulation, Unsupported for ranks of pp or ep,
-// and RankFailed when another rank has failed.
+// mesh, InvalidArgument when ranks of dp and ep do not divide the recipe's accumulation, what the trainer refuses
+// (trainer.h), and RankFailed when another rank has failed.
 RunResult run(const Recipe& recipe, const RunOptions& options, const Logger& log = Logger(LogLevel::warning));
 
 }  // namespace eadem::train

@@ -212,8 +212,17 @@ void Trainer::load_random(uint64_t seed, double stddev) {
 }
 
 void Trainer::load_param(const std::string& name, const TensorView& whole) {
+  if (const auto known = whole_parameters_.find(name); known != whole_parameters_.end() && !is_here(known->second))
+    return;
   parameters_->load(name, whole, "load_param");
   optimizer_->copy_to_master(name);
+}
+
+std::vector<std::string> Trainer::whole_parameter_names() const {
+  std::vector<std::string> names;
+  for (const models::ParameterInfo& parameter : model_->parameters())
+    if (whole_parameters_.contains(parameter.name)) names.push_back(parameter.name);
+  return names;
 }
 
 // Masters begin as copies of the weights; a resumed run overwrites them with its saved values.
@@ -435,6 +444,16 @@ Tensor Trainer::gradient(const std::string& parameter) const {
   const auto found = gradients_.find(parameter);
   if (found == gradients_.end()) throw NotFound("no parameter '{}' is trained", parameter);
   return copy_to_host(*device_, found->second.view);
+}
+
+Tensor Trainer::whole_gradient(const std::string& parameter) const {
+  const auto found = whole_parameters_.find(parameter);
+  if (found == whole_parameters_.end() || !found->second.trained)
+    throw NotFound("no parameter '{}' is trained", parameter);
+  const WholeParameter& whole = found->second;
+  if (mesh_.rank(MeshAxis::dp) != 0) return {};
+  const Tensor own = is_here(whole) ? joined(parameter, gradient(parameter)) : Tensor();
+  return from_stage(whole.stage, own, DType::f32, whole.shape);
 }
 
 std::vector<std::pair<std::string, Tensor>> Trainer::optimizer_state() const {

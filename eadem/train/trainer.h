@@ -74,6 +74,7 @@ class Trainer {
   // Sets the parameters before the first step. Every parameter must be set.
   void load(const models::Checkpoint& checkpoint);
   void load_random(uint64_t seed, double stddev);
+  // Of a mesh over pp, a stage that does not have the parameter does nothing.
   void load_param(const std::string& name, const TensorView& whole);
   // Copies this rank's parts of the weights that the passes read to the host, in their dtype.
   std::vector<std::pair<std::string, Tensor>> state_dict() const;
@@ -102,10 +103,17 @@ class Trainer {
   int64_t state_bytes() const { return optimizer_->state_bytes(); }
   int64_t num_parameters() const { return parameters_->num_parameters(); }
   std::vector<std::string> parameter_names() const { return parameters_->names(); }
+  // Those of all stages.
+  std::vector<std::string> whole_parameter_names() const;
   const std::vector<std::string>& trained_names() const { return trained_; }
   // Returns this rank's part of a gradient of the last step, summed over the ranks of dp and ep, on the host, in f32.
   // Throws NotFound for a frozen parameter.
   Tensor gradient(const std::string& parameter) const;
+  // The whole gradient on the first rank of the mesh, undefined on the others; all ranks call it together.
+  Tensor whole_gradient(const std::string& parameter) const;
+
+  // Throws InvalidArgument for a batch that no pass can take.
+  void check(const Batch& batch) const;
 
   // Everything that a resumed run needs to continue bit for bit: "master.", "m.", "v." + parameter name, f32, and
   // "exact." + the name of each parameter that a checkpoint's tensors give with a rounding (norms of 1 + w). This
@@ -135,7 +143,6 @@ class Trainer {
     int stage;
   };
 
-  void check(const Batch& batch) const;
   // Returns the symbols of a pass, of which no rank of ep has more than `rank_tokens` tokens.
   SymbolValues feed(pipeline::Program& program, const Batch& batch, int64_t rank_tokens) const;
   void compile_programs();

@@ -12,6 +12,8 @@ lifetime allows. Every long call releases the GIL. Objects may be shared between
 LLM run side by side, calls on another object one at a time. Everything raised on purpose is an eadem.Error; its classes also derive from the built-in ones they stand for.
 """
 
+from eadem import _eadem
+from eadem._eadem import *  # the configuration of each family: LlamaConfig, Gemma3Config, …
 from eadem._eadem import (
     Activation,
     Cancelled,
@@ -23,7 +25,6 @@ from eadem._eadem import (
     InvalidArgument,
     IoError,
     Linear,
-    LlamaConfig,
     ModelConfig,
     NotFound,
     OutOfMemory,
@@ -51,10 +52,11 @@ del _class
 
 __all__ = [
     "LLM", "SamplingParams", "Completion", "Tokenizer", "bundled_model",
-    "InferEngine", "HookRegistry", "HookHandle", "AutoConfig", "LlamaConfig", "ModelConfig", "DistConfig", "CacheConfig", "StaticKVCacheConfig",
-    "PagedKVCacheConfig",
+    "InferEngine", "HookRegistry", "HookHandle", "AutoConfig", "ModelConfig", "DistConfig", "CacheConfig",
+    "StaticKVCacheConfig", "PagedKVCacheConfig",
     "convert", "Trainer", "Sequential", "Linear", "RMSNorm", "Activation",
     "Error", "InvalidArgument", "NotFound", "Unsupported", "DataCorrupted", "OutOfMemory", "IoError", "DeviceError",
     "Cancelled", "RankFailed",
     "available_isas", "list_devices", "__version__",
 ]
+__all__ += _eadem.__all__

@@ -88,6 +88,11 @@ def step_tokens(value: Any) -> int:
     return int(value)
 
 
+def dist(ranks: DistConfig) -> dict[str, Any]:
+    return {"tp_device_ids": list(ranks.tp_device_ids), "deterministic_across_tp": ranks.deterministic_across_tp,
+            "dp_size": ranks.dp_size, "pp_size": ranks.pp_size, "ep_size": ranks.ep_size}
+
+
 def engine(*, device: Any, threads: Any, prefill_threads: Any, pin: Any, isa: Any, mode: Any, weights: Any,
            activations: Any, matmul_input: Any, kv_dtype: Any, max_num_batched_tokens: Any, disabled_fusions: Any,
            ranks: DistConfig, path: str = "", config: str = "", max_logit_rows: Any = 0, pack_cache: Any = None,
@@ -100,8 +105,7 @@ def engine(*, device: Any, threads: Any, prefill_threads: Any, pin: Any, isa: An
                 for name, value in (("weights", weights), ("activations", activations),
                                     ("matmul_input", matmul_input), ("kv_dtype", kv_dtype))}
     return {"path": os.path.abspath(path) if path else "", "config": config,
-            "tp_device_ids": list(ranks.tp_device_ids),
-            "deterministic_across_tp": ranks.deterministic_across_tp,
+            **dist(ranks),
             "max_logit_rows": integer("max_logit_rows", max_logit_rows),
             "pack_cache": None if pack_cache is None else os.path.abspath(_path("pack_cache", pack_cache)),
             "device": string(device_name, device), "threads": integer("threads", threads),
@@ -127,15 +131,14 @@ def tensor_parallel_size(value: Any, deterministic_across_tp: Any) -> DistConfig
     return DistConfig(size, boolean("deterministic_across_tp", deterministic_across_tp))
 
 
-def rank_program(arguments: dict[str, Any]) -> list[str]:
-    """The command that the processes of ranks 1, 2, … run; none for one rank."""
-    if len(arguments["tp_device_ids"]) == 1:
+def rank_program(arguments: dict[str, Any], ranks: int, life: str = "follow_rank") -> list[str]:
+    """The command that the processes of ranks 1, 2, … run; none for one rank. `life`: what the extension calls it."""
+    if ranks == 1:
         return []
     if not sys.executable:
-        raise Unsupported(f"{len(arguments['tp_device_ids'])} ranks are processes of this interpreter, and "
-                          "sys.executable does not name it")
+        raise Unsupported(f"{ranks} ranks are processes of this interpreter, and sys.executable does not name it")
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_rank.py")
-    return [sys.executable, "-I", "-S", program, os.path.abspath(_eadem.__file__), _json.dumps(arguments)]
+    return [sys.executable, "-I", "-S", program, os.path.abspath(_eadem.__file__), life, _json.dumps(arguments)]
 
 
 def prompts(value: Any) -> Union[list[str], list[list[int]]]:

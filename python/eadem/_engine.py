@@ -153,10 +153,10 @@ def _sampling_bytes(input: InferEngine.Input, batch: int) -> np.ndarray:
 class InferEngine:
     """A model on a device, with its KV cache. Threads may share one; their calls run one at a time.
 
-    config           LlamaConfig or ModelConfig. The parameters are unset: load_param each of parameter_names(), or load_random, or use
-                     from_pretrained
+    config           a configuration, such as LlamaConfig. The parameters are unset: load_param each of parameter_names(), or
+                     load_random, or use from_pretrained
     distributed_config
-                     DistConfig: the ranks of tensor parallelism. Each but this process is one of its own, which ends
+                     DistConfig: the ranks of tensor or expert parallelism. Each but this process is one of its own, which ends
                      with this one; None: one rank. With several, `threads` are those of all. With
                      deterministic_across_tp every number of ranks up to 4 gives the same bits
     device_type      "cpu", "cuda", "cuda:1"; see list_devices()
@@ -247,10 +247,10 @@ class InferEngine:
                  activations: Optional[str] = None, matmul_input: Optional[str] = None,
                  kv_dtype: Optional[str] = None, max_num_batched_tokens: Optional[int] = None, max_logit_rows: int = 0,
                  disabled_fusions: Union[str, Sequence[str]] = ()) -> None:
-        _arguments.expect("config", config, ModelConfig, "LlamaConfig or ModelConfig")
+        _arguments.expect("config", config, ModelConfig, "LlamaConfig or another configuration")
         ranks = _arguments.ranks("distributed_config", distributed_config)
-        self._make(config, cache_config, _arguments.engine(
-            config=_eadem.config_text(config) if ranks.tp_size > 1 else "", ranks=ranks, device=device_type,
+        self._make(config, ranks, cache_config, _arguments.engine(
+            config=_eadem.config_text(config) if ranks.num_ranks > 1 else "", ranks=ranks, device=device_type,
             device_name="device_type", threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
             weights=weights, activations=activations, matmul_input=matmul_input, kv_dtype=kv_dtype,
             max_num_batched_tokens=max_num_batched_tokens, max_logit_rows=max_logit_rows,
@@ -268,8 +268,9 @@ class InferEngine:
         """The model at `path` (a path or a name, as in LLM) with its weights; `pack_cache` as in LLM."""
         self = cls.__new__(cls)
         path = located("path", path)
-        self._make(None, cache_config, _arguments.engine(
-            path=path, ranks=_arguments.ranks("distributed_config", distributed_config), device=device_type,
+        ranks = _arguments.ranks("distributed_config", distributed_config)
+        self._make(None, ranks, cache_config, _arguments.engine(
+            path=path, ranks=ranks, device=device_type,
             device_name="device_type", threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
             weights=weights, activations=activations, matmul_input=matmul_input, kv_dtype=kv_dtype,
             max_num_batched_tokens=max_num_batched_tokens, max_logit_rows=max_logit_rows,
@@ -277,9 +278,9 @@ class InferEngine:
         self._source = os.path.abspath(path)
         return self
 
-    def _make(self, config: Optional[ModelConfig], cache_config: Any, arguments: dict[str, Any]) -> None:
+    def _make(self, config: Optional[ModelConfig], ranks: DistConfig, cache_config: Any, arguments: dict[str, Any]) -> None:
         self._engine = _eadem.Engine(config, cache_config=_arguments.cache("cache_config", cache_config),
-                                     rank_program=_arguments.rank_program(arguments), **arguments)
+                                     rank_program=_arguments.rank_program(arguments, ranks.num_ranks), **arguments)
         self._hooks = HookRegistry()
         self._hooks._attach(self._engine)
 

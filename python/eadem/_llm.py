@@ -194,13 +194,13 @@ class LLM:
             logging.getLogger("eadem").info("no model given: using the bundled model '%s' (%s)", BUNDLED, path)
         else:
             path = located("model", model)
+        ranks = _arguments.tensor_parallel_size(tensor_parallel_size, deterministic_across_tp)
         arguments = _arguments.engine(
-            path=path, ranks=_arguments.tensor_parallel_size(tensor_parallel_size, deterministic_across_tp),
-            device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode, weights=weights, activations=activations,
+            path=path, ranks=ranks, device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode, weights=weights, activations=activations,
             matmul_input=matmul_input, kv_dtype=kv_dtype, max_num_batched_tokens=max_num_batched_tokens,
             disabled_fusions=disabled_fusions, pack_cache=pack_cache)
         self._llm = _eadem.Llm(
-            _arguments.cache("kv_cache", kv_cache), _arguments.rank_program(arguments),
+            _arguments.cache("kv_cache", kv_cache), _arguments.rank_program(arguments, ranks.num_ranks),
             speculate if speculate in ("none", "lookup", "mtp", "") else located("speculate", speculate),
             _arguments.integer("draft_tokens", draft_tokens), **arguments)
         self._tokenizer = Tokenizer(self._llm.tokenizer)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of a rank other than 0 of an engine of several: _rank.py EXTENSION ARGUMENTS DESCRIPTOR RANK PARENT.
+"""The program of a rank other than 0 of several: _rank.py EXTENSION LIFE ARGUMENTS DESCRIPTOR RANK PARENT.
 
-It runs without the package and without site-packages: the extension that the parent uses is loaded from its file, and
-ARGUMENTS are the JSON of the parent's own.
+It runs without the package and without site-packages: the extension that the parent uses is loaded from its file. LIFE
+is a function of it, and ARGUMENTS are the JSON of the parent's own.
 """
 import importlib.machinery
 import importlib.util
@@ -11,13 +11,13 @@ import os
 import sys
 
 
-def main(extension: str, arguments: str, descriptor: str, rank: str, parent: str) -> None:
+def main(extension: str, life: str, arguments: str, descriptor: str, rank: str, parent: str) -> None:
     loader = importlib.machinery.ExtensionFileLoader("_eadem", extension)
     spec = importlib.util.spec_from_file_location("_eadem", extension, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    module.follow_rank(descriptor, rank, parent, **json.loads(arguments))
+    getattr(module, life)(descriptor, rank, parent, **json.loads(arguments))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "eadem/core/device/cpu_device.h"
-#include "eadem/distributed/spawned_ranks.h"
+#include "eadem/distributed/spawned_mesh.h"
 #include "tests/support/refusal.h"
 
 namespace eadem::distributed {
@@ -42,6 +42,24 @@ std::vector<std::string> program(const std::string& what) {
   char path[PATH_MAX];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
   return {std::string(path, static_cast<size_t>(length)), "rank", what};
+}
+
+// The sum of rank numbers along each axis in turn: that of the whole mesh, on all ranks.
+float sum_over_mesh(const Mesh& mesh, int rank) {
+  CpuDevice device({.num_threads = 1});
+  auto value = static_cast<float>(rank);
+  for (MeshAxis axis : {MeshAxis::dp, MeshAxis::tp, MeshAxis::pp, MeshAxis::ep})
+    mesh.along(axis).all_reduce_sum(device, TensorView(&value, DType::f32, Shape{1}));
+  return value;
+}
+
+constexpr MeshShape kMesh{.dp = 2, .tp = 2, .ep = 2};  // twelve groups besides that of all
+
+// What a rank of kMesh does.
+void mesh_program(const std::string& what, const Mesh& mesh, Communicator& all) {
+  if (sum_over_mesh(mesh, all.rank()) != 28) throw InvalidArgument("rank {} sums up something else", all.rank());
+  if (what == "mesh throw" && all.rank() == 7) throw OutOfMemory("7 bytes are too many");
+  for (;;) sum_over_mesh(mesh, all.rank());
 }
 
 bool lives(pid_t process) { return kill(process, 0) == 0; }
@@ -115,6 +133,39 @@ TEST(SpawnedRanks, InheritNoDescriptors) {
   close(inherited);
 }
 
+TEST(SpawnedMesh, RanksMeetAlongEachAxis) {
+  // A descriptor below those of the groups, and gaps, so that they are not where ranks get them.
+  const int before = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+  std::vector<pid_t> processes;
+  {
+    const SpawnedMesh mesh(kMesh, program("mesh"));
+    close(before);
+    processes = mesh.processes();
+    EXPECT_EQ(std::ssize(processes), 7);
+    EXPECT_EQ(mesh.mesh().num_ranks(), 8);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(sum_over_mesh(mesh.mesh(), 0), 28);
+    const SpawnedMesh beside(kMesh, program("mesh"));
+    EXPECT_EQ(sum_over_mesh(beside.mesh(), 0), 28);
+  }
+  for (const pid_t process : processes) EXPECT_FALSE(lives(process));
+}
+
+TEST(SpawnedMesh, WhatFailsReachesRanksAlongEveryAxis) {
+  EXPECT_HAS(test::refusal([&] {
+               // No axis of rank 0 has rank 7.
+               const SpawnedMesh mesh(kMesh, program("mesh throw"));
+               for (;;) sum_over_mesh(mesh.mesh(), 0);
+             }),
+             "): 7 bytes are too many");
+  const SpawnedMesh mesh(kMesh, program("mesh"));
+  EXPECT_EQ(sum_over_mesh(mesh.mesh(), 0), 28);
+  kill(mesh.processes()[6], SIGKILL);
+  EXPECT_HAS(test::refusal([&] {
+               for (;;) sum_over_mesh(mesh.mesh(), 0);
+             }),
+             fmt::format("RankFailed: rank 7 (process {}) died: signal 9", mesh.processes()[6]));
+}
+
 TEST(SpawnedRanks, DieWithAParentThatIsKilled) {
   prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans become children of this process, which can wait for them
   int ends[2];
@@ -167,8 +218,14 @@ TEST(SpawnedRanks, AnotherDescriptorIsNoGroup) {
 
 int run_rank(int count, char** arguments) {
   if (count != 6) return 2;
-  live_as_spawned_rank(arguments[3], arguments[4], arguments[5],
-                       [&](const std::shared_ptr<Communicator>& ranks) { rank_program(arguments[2], ranks); });
+  const std::string what = arguments[2];
+  if (what.starts_with("mesh"))
+    live_on_spawned_mesh(
+        kMesh, arguments[3], arguments[4], arguments[5],
+        [&](const Mesh& mesh, const std::shared_ptr<Communicator>& all) { mesh_program(what, mesh, *all); });
+  else
+    live_as_spawned_rank(arguments[3], arguments[4], arguments[5],
+                         [&](const std::shared_ptr<Communicator>& ranks) { rank_program(what, ranks); });
   return 0;
 }
 

@@ -173,3 +173,32 @@ def test_a_model_without_template_says_so(stories):
         plain.chat(HI, GREEDY)
     assert plain.chat(HI, GREEDY, chat_template="{{ messages[0].content }}")[0].text
     assert plain.chat_stop_token_ids == [plain.tokenizer.eos_token_id]
+
+
+def test_the_second_turn_goes_on_from_the_first():
+    """What is cached of a conversation's second turn, counted from its ids; the answer is that of a model without it."""
+    block = 16
+    make = lambda **cache: LLM(ROOT / "assets/chat", threads=2, kv_cache=eadem.PagedKVCacheConfig(block_size=block, **cache))
+    llm, plain = make(), make(prefix_caching=False)
+    first_turn = [{"role": "user", "content": "Tell me a story about a fox who finds a lamp in the woods."}]
+    [first] = llm.chat(first_turn, GREEDY)
+    assert first.cached_tokens == 0
+    second_turn = [*first_turn, {"role": "assistant", "content": first.text}, {"role": "user", "content": "And then?"}]
+    prompts = [llm.tokenizer.apply_chat_template(turn, add_generation_prompt=True) for turn in (first_turn, second_turn)]
+    # The answer's last token was drawn and not computed.
+    known = prompts[0] + list(first.token_ids)[:-1]
+    common = next((i for i, (a, b) in enumerate(zip(known, prompts[1])) if a != b), min(len(known), len(prompts[1])))
+    assert common > len(prompts[0]) and common > 2 * block, "the prompts share a turn of several blocks"
+    hits = llm.cache_counters["hits"]
+    [second] = llm.chat(second_turn, GREEDY)
+    assert second.prompt_tokens == len(prompts[1])
+    assert common - common % block <= second.cached_tokens <= common
+    assert llm.cache_counters["hits"] - hits >= common // block
+    # The third turn likewise, beside another conversation with the same beginning.
+    third_turn = [*second_turn, {"role": "assistant", "content": second.text}, {"role": "user", "content": "Why?"}]
+    other_turn = [*first_turn, {"role": "assistant", "content": first.text}, {"role": "user", "content": "Who was it?"}]
+    third, other = llm.chat([third_turn, other_turn], GREEDY)
+    assert third.cached_tokens >= second.cached_tokens + block and other.cached_tokens >= common - common % block
+    for turn, answer in ((second_turn, second), (third_turn, third), (other_turn, other)):
+        [alone] = plain.chat(turn, GREEDY)
+        assert (alone.token_ids, alone.logprobs, alone.cached_tokens) == (answer.token_ids, answer.logprobs, 0)

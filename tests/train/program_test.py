@@ -222,6 +222,40 @@ class Train(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(self.model_hash(), expected)
 
+    def experts(self, **changed):
+        (self.folder / "config.json").write_text(json.dumps({
+            "model_type": "qwen3_moe", "vocab_size": 270, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 8, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0, **changed}))
+
+    def test_ranks_of_experts_train_what_one_process_trains(self):
+        # Gradients of what every rank has are summed rank by rank, so that their last bits differ from one process's.
+        (self.folder / "eval.txt").write_text("the dog and the cat " * 20)  # three passes, which no number divides
+        self.experts()
+        for arguments, accumulation, balancing in ((("--ep", "2"), 4, 0.01), (("--ep", "3"), 3, 0.01),
+                                                   (("--dp", "2", "--ep", "2"), 4, 0.01),
+                                                   (("--tp", "2", "--ep", "2"), 2, 0.01),
+                                                   (("--ep", "2", "--pp", "2"), 4, 0)):
+            with self.subTest(arguments=arguments):
+                self.recipe(6, accumulation=accumulation, checkpoint_interval=3,
+                            extra=f"learning_rate = 1e-3\neval_interval = 2\nrouter_aux_loss_coef = {balancing}")
+                recipe = self.folder / "recipe.toml"
+                recipe.write_text(recipe.read_text().replace("[training]", 'eval = ["eval.txt"]\n[training]'))
+                runs = []
+                for each in ((), arguments):
+                    shutil.rmtree(self.folder / "out", ignore_errors=True)
+                    result = self.eadem("train", "recipe.toml", *each)
+                    self.assertEqual((result.returncode, result.stdout), (0, "out/final\n"), result.stderr)
+                    runs.append(self.metrics())
+                one, several = runs
+                self.assertEqual([sorted(line) for line in several], [sorted(line) for line in one])
+                self.assertEqual(len([line for line in one if "eval_loss" in line]), 3)
+                for line, expected in zip(several, one):
+                    self.assertEqual(line["step"], expected["step"])
+                    for key in ("loss", "eval_loss"):
+                        # The bound of tests/distributed/training_test.cc for several steps.
+                        self.assertAlmostEqual(line.get(key, 0), expected.get(key, 0), delta=1e-3)
+
     def test_any_number_of_processes_goes_on_from_a_checkpoint(self):
         self.recipe(1000000, accumulation=2)
         step = 0
@@ -292,6 +326,10 @@ class Train(unittest.TestCase):
                      arguments=("recipe.toml", "--dp", "3"))
         self.refused("2 attention heads do not divide into 3", arguments=("recipe.toml", "--tp", "3"))
         self.refused("2 layers for 3 pipeline stages", arguments=("recipe.toml", "--pp", "3"))
+        self.refused("2 ranks to divide experts; the model has none", arguments=("recipe.toml", "--ep", "2"))
+        self.refused("accumulation is 4; 3 ranks of ep", "a multiple of 3", arguments=("recipe.toml", "--ep", "3"))
+        self.refused("accumulation is 4; 4 ranks of dp x 2 of ep", "a multiple of 8",
+                     arguments=("recipe.toml", "--dp", "4", "--ep", "2"))
         for arguments, words in ((("--dp", "0"), "--dp is 0; expected 1 to 64"),
                                  (("--dp", "33", "--tp", "2"), "--dp 33 --tp 2 make 66 processes; expected at most 64"),
                                  (("--dp", "2", "--threads", "1"), "--dp 2 needs at least one for each rank"),

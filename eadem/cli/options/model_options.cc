@@ -114,14 +114,20 @@ void ModelOptions::add_training_ranks(Arguments& arguments) {
       "divide the layers of the model over N processes (pipeline parallelism), with --dp and --tp likewise; "
       "each process works on N passes of a step at a time, so that accumulation should be a multiple of N "
       "times that of --dp. Not for tied weights (default: 1)");
+  arguments.option(
+      "--ep", "N", expert_ranks,
+      "divide the experts of the model over N processes (expert parallelism), with --dp, --tp and --pp likewise; they "
+      "divide the passes of a step as those of --dp do, and accumulation must be a multiple of both (default: 1)");
 }
 
 void ModelOptions::check_training_ranks() const {
   require_rank_count("--dp", data_ranks);
   require_rank_count("--tp", tensor_ranks);
   require_rank_count("--pp", stages);
+  require_rank_count("--ep", expert_ranks);
   std::string own;
-  for (const auto& [name, count] : {std::pair{"--dp", data_ranks}, {"--tp", tensor_ranks}, {"--pp", stages}})
+  for (const auto& [name, count] :
+       {std::pair{"--dp", data_ranks}, {"--tp", tensor_ranks}, {"--pp", stages}, {"--ep", expert_ranks}})
     if (count > 1) own += fmt::format("{}{} {}", own.empty() ? "" : " ", name, count);
   if (ranks() > kMostRanks)
     throw UsageError(fmt::format("{} make {} processes; expected at most {}", own, ranks(), kMostRanks));

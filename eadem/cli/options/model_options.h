@@ -21,7 +21,7 @@ struct ModelOptions {
   std::optional<std::string> model;
   std::string device = "cpu";
   int64_t threads = 0, prefill_threads = 0;
-  int64_t tensor_ranks = 1, expert_ranks = 1;  // one of them is 1
+  int64_t tensor_ranks = 1, expert_ranks = 1;  // of serving one is 1
   int64_t data_ranks = 1, stages = 1;          // of training
   std::optional<distributed::Launch> launch;   // by mpirun; then it says which tensor ranks there are
   bool deterministic_across_tp = false;
@@ -37,7 +37,7 @@ struct ModelOptions {
   void add_operand(Arguments& arguments);
   void add_device(Arguments& arguments);          // --device --threads … --isa
   void add_ranks(Arguments& arguments);           // --tp, --ep and --deterministic-across-tp, after add_device
-  void add_training_ranks(Arguments& arguments);  // --dp, --tp and --pp, after add_device
+  void add_training_ranks(Arguments& arguments);  // --dp, --tp, --pp and --ep, after add_device
   void add_kv_dtype(Arguments& arguments);        // --kv-dtype alone
   void add_precision(Arguments& arguments);       // --mode --dtype … --disable-fusion
   void add_loading(Arguments& arguments);         // --pack-cache

@@ -478,6 +478,17 @@ bool ModelConfig::is_hashed(int64_t layer) const {
 
 const ModelFamily& ModelConfig::family() const { return family_of_type(model_type, "the model"); }
 
+int64_t ModelConfig::kv_dim() const {
+  if (kv_lora_rank > 0)
+    throw Unsupported("kv_dim of type {}: a token has a latent of {} + {} elements in place of keys and values",
+                      model_type, kv_lora_rank, rotary_dim);
+  if (output_groups > 0) throw Unsupported("kv_dim of type {}: keys are values, and layers pool them", model_type);
+  if (global_head_dim > 0 && (global_head_dim != head_dim || num_global_key_value_heads != num_key_value_heads))
+    throw Unsupported("kv_dim of type {}: layers have {} heads of {} elements or {} of {}", model_type,
+                      num_key_value_heads, head_dim, num_global_key_value_heads, global_head_dim);
+  return num_key_value_heads * head_dim;
+}
+
 int64_t ModelConfig::num_parameters() const { return Decoder(*this).spec().num_parameters; }
 
 io::JsonValue ModelConfig::to_json() const {

@@ -151,8 +151,9 @@ struct ModelConfig {
   bool has_experts(int64_t layer) const;
   bool is_linear(int64_t layer) const;
   bool is_hashed(int64_t layer) const;
-  // Elements of one token's keys (or values) in one layer.
-  int64_t kv_dim() const { return num_key_value_heads * head_dim; }
+  // Elements of one token's keys (or values) in one layer. Throws Unsupported where layers differ in this, or keep
+  // something else: latents, pooled rows.
+  int64_t kv_dim() const;
   int64_t num_parameters() const;
 
   // Whether the mixer of a layer is Mamba-2.

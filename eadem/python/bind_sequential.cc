@@ -5,63 +5,17 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
-#include "eadem/models/decoders/decoder.h"
-#include "eadem/models/huggingface.h"
 #include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/linear.h"
 #include "eadem/ops/rms_norm.h"
 #include "eadem/pipeline/sequential.h"
 #include "eadem/python/binding.h"
-#include "eadem/train/checkpoint.h"
-#include "eadem/train/trainer.h"
 
 namespace eadem::python {
 
 using namespace nb::literals;
 
 namespace {
-
-class Trainer {
- public:
-  // `source` is the checkpoint that the trainer was made from; it has no model if a configuration was given.
-  Trainer(std::unique_ptr<train::Trainer> trainer, models::Checkpoint source)
-      : trainer_(std::move(trainer)), source_(std::move(source)) {}
-
-  template <typename F>
-  auto run(F&& call) {
-    return exclusive_.run([&] { return call(*trainer_); });
-  }
-  train::Companions companions() const {
-    return source_.model == nullptr ? train::Companions() : models::companions_of(source_);
-  }
-
- private:
-  Exclusive exclusive_;
-  std::unique_ptr<train::Trainer> trainer_;
-  models::Checkpoint source_;
-};
-
-// Packs rows one after another; each row is a document of its own.
-train::Batch batch_of(const HostList<int32_t>& ids, const HostList<int32_t>& labels, const HostList<int32_t>& lengths) {
-  if (labels.size() != ids.size())
-    throw InvalidArgument("there are {} labels for {} tokens", labels.size(), ids.size());
-  train::Batch batch;
-  train::clear(batch);
-  batch.token_ids = to_vector(ids);
-  batch.labels = to_vector(labels);
-  batch.lengths = to_vector(lengths);
-  batch.query_start = {0};
-  int64_t start = 0;
-  for (int32_t length : batch.lengths) {
-    if (length < 1 || start + length > static_cast<int64_t>(ids.size()))
-      throw InvalidArgument("a sequence of {} tokens at {} of {}", length, start, ids.size());
-    for (int32_t position = 0; position < length; ++position) batch.positions.push_back(position);
-    start += length;
-    batch.query_start.push_back(static_cast<int32_t>(start));
-  }
-  for (int32_t label : batch.labels) batch.num_labels += label >= 0 ? 1 : 0;
-  return batch;
-}
 
 // The modules of a Sequential.
 struct Linear {
@@ -157,6 +111,8 @@ class Sequential {
   Exclusive exclusive_;
   std::unique_ptr<pipeline::Sequential> sequential_;
 };
+
+}  // namespace
 
 void bind_sequential(nb::module_& m) {
   nb::class_<Linear>(m, "Linear",
@@ -261,126 +217,6 @@ void bind_sequential(nb::module_& m) {
       .def(
           "zero_gradients", [](Sequential& self) { self.run([](pipeline::Sequential& s) { s.zero_gradients(); }); },
           "Sets all gradients to zero.");
-}
-
-}  // namespace
-
-void bind_train(nb::module_& m) {
-  bind_sequential(m);
-
-  nb::class_<Trainer>(m, "NativeTrainer", "What eadem.Trainer calls.")
-      .def(
-          "__init__",
-          [](Trainer* self, const std::variant<models::ModelConfig, std::string>& model, const std::string& device,
-             int64_t threads, const std::string& isa, const std::string& weights, const std::string& products,
-             int64_t batch_tokens, double beta1, double beta2, double eps, double weight_decay, double max_grad_norm,
-             std::vector<std::string> disabled_fusions, std::vector<std::string> frozen,
-             std::optional<double> router_aux_loss_coef) {
-            const GilRelease release;
-            const train::TrainerOptions options{*dtype_argument("weights", weights),
-                                                train::products_from_name(products),
-                                                batch_tokens,
-                                                beta1,
-                                                beta2,
-                                                eps,
-                                                weight_decay,
-                                                max_grad_norm,
-                                                disabled_fusions,
-                                                frozen,
-                                                router_aux_loss_coef};
-            std::unique_ptr<train::Trainer> trainer;
-            models::Checkpoint source;
-            if (const auto* config = std::get_if<models::ModelConfig>(&model)) {
-              config->validate("the configuration");
-              trainer = std::make_unique<train::Trainer>(
-                  std::make_shared<models::Decoder>(models::with_huggingface_order(*config)),
-                  open(device, threads, isa), options);
-            } else {
-              source = models::huggingface_form(models::open_checkpoint(std::get<std::string>(model)));
-              trainer = std::make_unique<train::Trainer>(source.model, open(device, threads, isa), options);
-              trainer->load(source);
-              source.weights = nullptr;  // the weights have been read
-            }
-            new (self) Trainer(std::move(trainer), std::move(source));
-          },
-          "model"_a, nb::kw_only(), "device"_a, "threads"_a, "isa"_a, "weights"_a, "products"_a, "batch_tokens"_a,
-          "beta1"_a, "beta2"_a, "eps"_a, "weight_decay"_a, "max_grad_norm"_a, "disabled_fusions"_a, "frozen"_a,
-          "router_aux_loss_coef"_a.none())
-      .def(
-          "load_param",
-          [](Trainer& self, const std::string& name, const HostArray& array) {
-            const TensorView view = view_of(array, name);
-            self.run([&](train::Trainer& trainer) {
-              trainer.load_param(name, models::from_huggingface_order(trainer.model(), name, {view, nullptr}).view);
-            });
-          },
-          "name"_a, "array"_a)
-      .def(
-          "save",
-          [](Trainer& self, const std::string& path, const std::optional<std::string>& tokenizer) {
-            self.run([&](train::Trainer& trainer) {
-              train::write_model(trainer, tokenizer ? io::tokenizer_files(*tokenizer) : self.companions(), path);
-            });
-          },
-          "path"_a, "tokenizer"_a.none())
-      .def(
-          "save_checkpoint",
-          [](Trainer& self, const std::string& path) {
-            self.run([&](train::Trainer& trainer) {
-              train::write_checkpoint(trainer, {.step = trainer.num_steps()}, self.companions(), path);
-            });
-          },
-          "path"_a)
-      .def(
-          "load_checkpoint",
-          [](Trainer& self, const std::string& path) {
-            self.run([&](train::Trainer& trainer) {
-              train::load_checkpoint(trainer, path, train::verify_checkpoint(path));
-            });
-          },
-          "path"_a)
-      .def(
-          "load_random",
-          [](Trainer& self, uint64_t seed, double stddev) {
-            self.run([&](train::Trainer& trainer) { trainer.load_random(seed, stddev); });
-          },
-          "seed"_a, "stddev"_a)
-      .def("state_dict",
-           [](Trainer& self) {
-             return to_numpy_dict(self.run([](train::Trainer& trainer) {
-               auto state = trainer.state_dict();
-               for (auto& [name, tensor] : state) tensor = models::to_huggingface_order(trainer.model(), name, tensor);
-               return state;
-             }));
-           })
-      .def("parameter_names",
-           [](Trainer& self) { return self.run([](train::Trainer& trainer) { return trainer.parameter_names(); }); })
-      .def(
-          "step",
-          [](Trainer& self, const HostList<int32_t>& ids, const HostList<int32_t>& labels,
-             const HostList<int32_t>& lengths, double learning_rate) {
-            const train::Batch batch = batch_of(ids, labels, lengths);
-            const train::StepResult result =
-                self.run([&](train::Trainer& trainer) { return trainer.step(std::span(&batch, 1), learning_rate); });
-            return std::pair(result.loss, result.grad_norm);
-          },
-          "input_ids"_a, "labels"_a, "lengths"_a, "learning_rate"_a)
-      .def(
-          "evaluate",
-          [](Trainer& self, const HostList<int32_t>& ids, const HostList<int32_t>& labels,
-             const HostList<int32_t>& lengths) {
-            const train::Batch batch = batch_of(ids, labels, lengths);
-            return self.run([&](train::Trainer& trainer) { return trainer.evaluate(batch); });
-          },
-          "input_ids"_a, "labels"_a, "lengths"_a)
-      .def(
-          "gradient",
-          [](Trainer& self, const std::string& name) {
-            return to_numpy(self.run([&](train::Trainer& trainer) { return trainer.gradient(name); }));
-          },
-          "name"_a, nb::sig("def gradient(self, name: str) -> numpy.typing.NDArray[numpy.float32]"))
-      .def_prop_ro("num_steps",
-                   [](Trainer& self) { return self.run([](train::Trainer& trainer) { return trainer.num_steps(); }); });
 }
 
 }  // namespace eadem::python

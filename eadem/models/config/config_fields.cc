@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/models/config/config_fields.h"
+
+#include <algorithm>
+
+namespace eadem::models {
+
+namespace {
+
+// A configuration of no model, in which everything is switched on that a family may have, or nothing: writers leave out
+// keys of what is off.
+ModelConfig probe(const ModelFamily& family, std::string_view model_type, bool everything) {
+  ModelConfig c;
+  c.model_type = model_type;
+  c.vocab_size = c.hidden_size = c.intermediate_size = c.max_position_embeddings = 64;
+  c.num_attention_heads = 4;
+  c.num_key_value_heads = 2;
+  c.head_dim = 16;
+  c.rotary_dim = everything ? 8 : 16;
+  c.num_hidden_layers = 4;
+  c.layer_windows.assign(4, 0);
+  c.layer_chunks.assign(4, 0);
+  c.layer_pattern = "***-";
+  // What these families cannot be without.
+  c.moe_intermediate_size = c.shared_expert_intermediate_size = 16;
+  c.mamba.heads = c.mamba.head_dim = c.mamba.state = 8;
+  c.rope_theta = 10000.5, c.local_rope_theta = 10000.5, c.pooled_rope_theta = 10000.5;
+  for (const ConfigKey& key : family.keys) c.*key.member = 0.5;
+  if (!everything) return c;
+  c.layer_windows[0] = c.layer_chunks[0] = 8;
+  c.layer_pattern = "M*E-";
+  c.rope_scaling.kind = modules::RopeScaling::Kind::yarn;
+  c.rope_scaling.factor = 2.5;
+  c.rope_scaling.original_max_positions = 32;
+  c.attention_softcap = c.logit_softcap = 30.5;
+  c.num_experts = 8, c.num_experts_per_tok = 2;
+  c.router_aux_loss_coef = 0.5;
+  c.kv_lora_rank = c.q_lora_rank = c.qk_nope_head_dim = c.v_head_dim = 8;
+  c.index_n_heads = c.index_head_dim = c.index_topk = 2;
+  c.moe_latent_size = 8;
+  c.global_head_dim = 32, c.num_global_key_value_heads = 1, c.layer_input_size = 8;
+  c.nope_layers = {1};
+  c.linear_layers = {0};
+  c.linear_key_heads = c.linear_value_heads = c.linear_key_dim = c.linear_value_dim = c.linear_taps = 4;
+  c.bos_token_id = {0}, c.eos_token_id = {0, 1};
+  c.checkpoint_dtype = DType::bf16;
+  return c;
+}
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  for (char& c : result)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return result;
+}
+
+}  // namespace
+
+std::string config_class_name(const ModelFamily& family) {
+  std::string name;
+  for (size_t i = 0; i < family.name.size(); ++i) {
+    if (family.name[i] == '_') continue;
+    const bool begins = i == 0 || family.name[i - 1] == '_';
+    name += static_cast<char>(begins ? family.name[i] - 'a' + 'A' : family.name[i]);
+  }
+  for (const ModelType& type : family.types)
+    if (lower(type.python_class).starts_with(lower(name))) return std::string(type.python_class.substr(0, name.size())) + "Config";
+  return name + "Config";
+}
+
+std::vector<ConfigField> config_fields(const ModelFamily& family) {
+  std::vector<ConfigField> fields;
+  const auto add = [&](const io::JsonMember& member) {
+    auto field = std::find_if(fields.begin(), fields.end(), [&](const ConfigField& f) { return f.name == member.key; });
+    if (field == fields.end()) field = fields.insert(field, {member.key, {}});
+    std::vector<io::JsonValue::Kind>& kinds = field->kinds;
+    if (std::find(kinds.begin(), kinds.end(), member.value.kind()) == kinds.end())
+      kinds.push_back(member.value.kind());
+  };
+  for (const ModelType& type : family.types)
+    for (const bool everything : {true, false})
+      for (const io::JsonMember& member : probe(family, type.name, everything).describe().as_object()) add(member);
+  return fields;
+}
+
+}  // namespace eadem::models

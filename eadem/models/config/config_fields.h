@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a typed configuration of a family has: a name and fields, made from the registry (models/family.h), so that a
+// new family has one as well.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "eadem/io/json.h"
+#include "eadem/models/family.h"
+
+namespace eadem::models {
+
+// A key of the config.json of a family, and the kinds that its values may have.
+struct ConfigField {
+  std::string name;
+  std::vector<io::JsonValue::Kind> kinds;
+};
+
+// "LlamaConfig", "Qwen3MoeConfig": the family's name, spelled as a Python class of its model types spells it if one does
+// ("GPTNeoXConfig").
+std::string config_class_name(const ModelFamily& family);
+
+// The keys that ModelConfig::describe() writes for the family, whatever is switched on.
+std::vector<ConfigField> config_fields(const ModelFamily& family);
+
+}  // namespace eadem::models
