@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 from pathlib import Path
 
@@ -89,6 +90,33 @@ class SpeculationGains(unittest.TestCase):
         self.assertEqual((row["accepted"], row["tokens_per_step"], row["tokens_per_second"]), (0.6, 1.5, 10))
         self.assertIsNone(self.gains.summary([(record(1), record(1))])["accepted"])
         self.assertEqual(self.gains.middle([record(5), record(1), record(3)]), record(3))
+
+
+class SpeculationCost(unittest.TestCase):
+    def test_medians_of_answers_and_of_prompts(self):
+        cost = load(HERE / "speculation" / "cost.py")
+        row = lambda *times: {"plain": [1, 1, 9], "speculating": list(times), "control": [1, 1, 1]}
+        summary = cost.summary([row(1.5, 1.5, 4), row(0.5, 1, 1), row(1.25, 1.25, 8)])
+        self.assertEqual(summary, {"prompts": 3, "cost": {"median": 0.25, "highest": 0.5},
+                                   "control": {"median": 0, "highest": 0}, "milliseconds": 1000})
+
+    def test_times_are_of_every_engine_in_turn(self):
+        cost = load(HERE / "speculation" / "cost.py")
+        order = []
+
+        class Engine:
+            def __init__(self, name, tokens=(1, 2)):
+                self.name, self.tokens = name, tokens
+
+            def generate(self, prompt, params):
+                order.append(self.name)
+                return [types.SimpleNamespace(error="", token_ids=list(self.tokens))]
+
+        times = cost.times_of({"plain": Engine("a"), "control": Engine("b")}, "x", None, 2)
+        self.assertEqual(order, list("abbaab"))
+        self.assertEqual({name: len(each) for name, each in times.items()}, {"plain": 2, "control": 2})
+        with self.assertRaises(SystemExit):
+            cost.times_of({"plain": Engine("a"), "control": Engine("b", (1, 3))}, "x", None, 1)
 
 
 class TraceReplays(unittest.TestCase):
@@ -263,6 +291,17 @@ class OpBench(unittest.TestCase):
         other = copy.deepcopy(before)
         other["rows"][0]["row"] = "op/other"
         self.assertEqual(self.compare(before, other).returncode, 2)
+
+
+class Batches(unittest.TestCase):
+    def test_the_table_has_medians_of_rounds(self):
+        table = load(HERE / "peers" / "batches.py").table
+        rounds = [{1: {"eadem": 10, "llama.cpp": 8}, 8: {"eadem": 40, "llama.cpp": 20}},
+                  {1: {"eadem": 12, "llama.cpp": 8}, 8: {"eadem": 60, "llama.cpp": 40}},
+                  {1: {"eadem": 20, "llama.cpp": 10}, 8: {"eadem": 80, "llama.cpp": 20}}]
+        self.assertEqual(table([1, 8], rounds)[2:], [
+            "| 1 | 12.0 | 1.00 | 8.0 | 1.00 | **1.50** (1.25 – 2.00) |",
+            "| 8 | 60.0 | 4.00 | 20.0 | 2.50 | **2.00** (1.50 – 4.00) |"])
 
 
 class Peers(unittest.TestCase):

@@ -46,9 +46,9 @@ Mesh MeshGroups::join(int rank, const std::shared_ptr<Communicator>& processes) 
   std::array<std::shared_ptr<Communicator>, kNumMeshAxes> communicators;
   for (MeshAxis axis : kMeshAxes) {
     if (shape_[axis] == 1) continue;
-    communicators[static_cast<size_t>(axis)] = shape_[axis] == shape_.num_ranks()
-                                                   ? processes
-                                                   : groups_.at({axis, group_of(shape_, place, axis)})->join(place[axis]);
+    communicators[static_cast<size_t>(axis)] =
+        shape_[axis] == shape_.num_ranks() ? processes
+                                           : groups_.at({axis, group_of(shape_, place, axis)})->join(place[axis]);
   }
   return Mesh(std::move(communicators));
 }

@@ -27,7 +27,8 @@ class MeshGroups {
   Mesh join(int rank, const std::shared_ptr<Communicator>& processes) const;
   // What a rank in a process of its own does: `body`, with its mesh. An exception fails every group, so that ranks that
   // share none with this one hear of it.
-  void live(const std::shared_ptr<Communicator>& processes, const std::function<void(const Mesh&, int rank)>& body) const;
+  void live(const std::shared_ptr<Communicator>& processes,
+            const std::function<void(const Mesh&, int rank)>& body) const;
 
  private:
   void make(const std::function<std::unique_ptr<ProcessGroup>(int size)>& group);

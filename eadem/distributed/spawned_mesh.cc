@@ -5,8 +5,7 @@ namespace eadem::distributed {
 
 SpawnedMesh::SpawnedMesh(const MeshShape& shape, const std::vector<std::string>& command)
     : groups_(shape, SpawnedRanks::kSpawnOptions) {
-  ranks_ =
-      std::make_unique<SpawnedRanks>(shape.num_ranks(), command, SpawnedRanks::kSpawnOptions, groups_.all());
+  ranks_ = std::make_unique<SpawnedRanks>(shape.num_ranks(), command, SpawnedRanks::kSpawnOptions, groups_.all());
   mesh_ = groups_.join(0, ranks_->communicator());
 }
 

@@ -19,8 +19,8 @@ namespace eadem::distributed {
 class SpawnedMesh {
  public:
   // Returns when all ranks have joined. The program passes its last three arguments, and the same shape, to
-  // live_on_spawned_mesh(). Throws InvalidArgument for a shape with an empty axis or of more ranks than a group may have,
-  // and as SpawnedRanks does.
+  // live_on_spawned_mesh(). Throws InvalidArgument for a shape with an empty axis or of more ranks than a group may
+  // have, and as SpawnedRanks does.
   SpawnedMesh(const MeshShape& shape, const std::vector<std::string>& command);
   ~SpawnedMesh();
 

@@ -69,6 +69,7 @@ std::string type_name(const ConfigField& field) {
                            : has(number)  ? "float"
                            : has(integer) ? "int"
                                           : "bool";
+  if (field.own) return type;
   return has(array) && has(integer) ? "object" : type + " | None";
 }
 
@@ -115,7 +116,8 @@ nb::object family_class(const nb::module_& m, const ModelFamily& family) {
   body["__module__"] = m.attr("__name__");
   body["__doc__"] = fmt::format(
       "Configuration of the family {} (model type{} {}).\n\nTakes the keys of a Hugging Face config.json as keywords; "
-      "model_type is \"{}\" unless it is given. A key that is not honoured raises Unsupported, a value that does not fit "
+      "model_type is \"{}\" unless it is given. A key that is not honoured raises Unsupported, a value that does not "
+      "fit "
       "InvalidArgument. An attribute is None where the config.json would not state it.",
       family.name, types.find(' ') == std::string::npos ? "" : "s", types, family.types[0].name);
   body["__init__"] = nb::cpp_function(
@@ -132,7 +134,8 @@ nb::object family_class(const nb::module_& m, const ModelFamily& family) {
       nb::name("__init__"), nb::is_method(), nb::sig("def __init__(self, **keys: object) -> None"));
   const nb::object base = m.attr("ModelConfig");
   for (const ConfigField& field : models::config_fields(family))
-    if (!nb::hasattr(base, field.name.c_str()) && field.name != "architectures" && field.name != "torch_dtype")
+    if ((field.own || !nb::hasattr(base, field.name.c_str())) && field.name != "architectures" &&
+        field.name != "torch_dtype")
       body[field.name.c_str()] = field_property(field);
   return base.type()(name, nb::make_tuple(base), body);
 }

@@ -272,7 +272,7 @@ void bind_engine(nb::module_& m) {
   nb::class_<Engine>(m, "Engine", nb::type_slots(kEngineSlots), "What eadem.InferEngine calls.")
       .def(
           "__init__",
-          [](Engine* self, const ModelConfig* config, std::optional<engine::CacheConfig> cache,
+          [](Engine* self, const models::ModelConfig* config, std::optional<engine::CacheConfig> cache,
              const std::vector<std::string>& rank_program, const nb::kwargs& keywords) {
             EngineArguments arguments = engine_arguments(keywords);
             arguments.cache = std::move(cache);

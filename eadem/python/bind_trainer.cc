@@ -53,7 +53,8 @@ TrainerArguments trainer_arguments(const nb::kwargs& keywords) {
   options.weights = *dtype_argument("weights", weights);
   options.products = train::products_from_name(products);
   arguments.dist = dist_argument(keywords);
-  if (arguments.dist.deterministic_across_tp) throw Unsupported("deterministic_across_tp is for engines; a Trainer has none");
+  if (arguments.dist.deterministic_across_tp)
+    throw Unsupported("deterministic_across_tp is for engines; a Trainer has none");
   return arguments;
 }
 
@@ -176,7 +177,7 @@ void bind_trainer(nb::module_& m) {
             const GilRelease release;
             new (self) Trainer(arguments, rank_program);
           },
-          "config"_a.none(), "rank_program"_a, "arguments"_a)
+          "model_config"_a.none(), "rank_program"_a, "arguments"_a)
       .def("rank_processes", &Trainer::rank_processes, "The processes of ranks 1, 2, …")
       .def(
           "load_param",
@@ -256,10 +257,9 @@ void bind_trainer(nb::module_& m) {
          const nb::kwargs& keywords) {
         const TrainerArguments arguments = trainer_arguments(keywords);
         const GilRelease release;
-        distributed::live_on_spawned_mesh(arguments.dist.shape(), descriptor, rank, parent,
-                                          [&](const Mesh& mesh, const std::shared_ptr<Communicator>& all) {
-                                            follow(arguments, mesh, all);
-                                          });
+        distributed::live_on_spawned_mesh(
+            arguments.dist.shape(), descriptor, rank, parent,
+            [&](const Mesh& mesh, const std::shared_ptr<Communicator>& all) { follow(arguments, mesh, all); });
       },
       "descriptor"_a, "rank"_a, "parent"_a, "arguments"_a,
       "The life of a rank of a trainer in a process of its own, which eadem/_rank.py is.");

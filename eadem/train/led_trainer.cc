@@ -27,10 +27,7 @@ class Message {
  public:
   explicit Message(Command command) { put(command); }
   template <typename T>
-    requires std::is_trivially_copyable_v<T>
-  Message& put(const T& value) {
-    return put_bytes(&value, sizeof value);
-  }
+  requires std::is_trivially_copyable_v<T> Message& put(const T& value) { return put_bytes(&value, sizeof value); }
   Message& put_bytes(const void* data, int64_t size) {
     bytes_.append(static_cast<const char*>(data), static_cast<size_t>(size));
     return *this;
@@ -205,8 +202,9 @@ StepResult LedTrainer::step(const std::vector<Batch>& batches, double learning_r
   const Mesh& mesh = trainer_->mesh();
   const int64_t data = mesh.size(MeshAxis::dp), experts = mesh.size(MeshAxis::ep);
   if (std::ssize(batches) % (data * experts) != 0)
-    throw InvalidArgument("the step has {} batches; {} ranks of dp and {} of ep, which divide them, need a multiple of {}",
-                          batches.size(), data, experts, data * experts);
+    throw InvalidArgument(
+        "the step has {} batches; {} ranks of dp and {} of ep, which divide them, need a multiple of {}",
+        batches.size(), data, experts, data * experts);
   for (const Batch& batch : batches) trainer_->check(batch);
   Message message(Command::step);
   message.put(learning_rate).put(std::ssize(batches));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LedTrainer: a trainer on a mesh whose first rank has the caller. What it is asked for, it tells the ranks that follow,
-// and all do it together. (Where every rank reads the same recipe, as in train/train.h, nobody need be told.)
+// LedTrainer: a trainer on a mesh whose first rank has the caller. What it is asked for, it tells the ranks that
+// follow, and all do it together. (Where every rank reads the same recipe, as in train/train.h, nobody need be told.)
 #pragma once
 
 #include <memory>

@@ -188,7 +188,7 @@ def test_the_second_turn_goes_on_from_the_first():
     # The answer's last token was drawn and not computed.
     known = prompts[0] + list(first.token_ids)[:-1]
     common = next((i for i, (a, b) in enumerate(zip(known, prompts[1])) if a != b), min(len(known), len(prompts[1])))
-    assert common > len(prompts[0]) and common > 2 * block, "the prompts share a turn of several blocks"
+    assert common > len(prompts[0]) and common >= 2 * block, "the prompts share a turn of several blocks"
     hits = llm.cache_counters["hits"]
     [second] = llm.chat(second_turn, GREEDY)
     assert second.prompt_tokens == len(prompts[1])

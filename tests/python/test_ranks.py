@@ -167,6 +167,17 @@ def test_a_gguf_keeps_the_order_of_hugging_face(stories):
     np.testing.assert_array_equal(np.concatenate([part[name] for part in engine.state_dict()]), whole[name])
 
 
+def test_divided_experts_have_the_bits_of_one_rank():
+    one = InferEngine.from_pretrained(GOLDEN / "qwen3_moe", **EXACT)
+    expected = one.forward(InferEngine.Input(PROMPT), return_logits=True).logits
+    for ranks in (2, 3):
+        engine = InferEngine.from_pretrained(GOLDEN / "qwen3_moe", DistConfig(ep_size=ranks), **EXACT | {"threads": ranks})
+        assert len(processes(engine)) == ranks - 1
+        np.testing.assert_array_equal(engine.forward(InferEngine.Input(PROMPT), return_logits=True).logits, expected)
+        name = "model.layers.2.mlp.experts.up_proj.weight"
+        assert [part[name].shape[0] for part in engine.state_dict()] == [8 // ranks + (rank < 8 % ranks) for rank in range(ranks)]
+
+
 def test_hooks_see_every_rank(one):
     engine = InferEngine.from_pretrained(LLAMA, DistConfig(2), disabled_fusions="all", **EXACT)
     name = "model.layers.0.self_attn.q_proj.reshape.y"

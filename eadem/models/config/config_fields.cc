@@ -47,39 +47,57 @@ ModelConfig probe(const ModelFamily& family, std::string_view model_type, bool e
   return c;
 }
 
-std::string lower(std::string_view text) {
-  std::string result(text);
-  for (char& c : result)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return result;
+bool states_something_else(const ModelConfig& config, const io::JsonMember& member) {
+  for (const auto& [name, value] : {std::pair<std::string_view, int64_t>{"head_dim", config.head_dim},
+                                    {"intermediate_size", config.intermediate_size},
+                                    {"num_key_value_heads", config.num_key_value_heads}})
+    if (member.key == name) return !(member.value == io::JsonValue(value));
+  return false;
+}
+
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
+// What `python_class` begins with that is the family's name, but for capitals and underscores; empty if it is not.
+std::string_view spelling_in(std::string_view python_class, std::string_view name) {
+  size_t at = 0;
+  for (const char c : name) {
+    if (c == '_') continue;
+    while (at < python_class.size() && python_class[at] == '_') ++at;
+    if (at == python_class.size() || lower(python_class[at++]) != c) return {};
+  }
+  return python_class.substr(0, at);
 }
 
 }  // namespace
 
 std::string config_class_name(const ModelFamily& family) {
+  for (const ModelType& type : family.types)
+    if (const std::string_view name = spelling_in(type.python_class, family.name); !name.empty())
+      return std::string(name) + "Config";
   std::string name;
   for (size_t i = 0; i < family.name.size(); ++i) {
     if (family.name[i] == '_') continue;
-    const bool begins = i == 0 || family.name[i - 1] == '_';
+    const bool begins = (i == 0 || family.name[i - 1] == '_') && family.name[i] >= 'a' && family.name[i] <= 'z';
     name += static_cast<char>(begins ? family.name[i] - 'a' + 'A' : family.name[i]);
   }
-  for (const ModelType& type : family.types)
-    if (lower(type.python_class).starts_with(lower(name))) return std::string(type.python_class.substr(0, name.size())) + "Config";
   return name + "Config";
 }
 
 std::vector<ConfigField> config_fields(const ModelFamily& family) {
   std::vector<ConfigField> fields;
-  const auto add = [&](const io::JsonMember& member) {
+  const auto add = [&](const ModelConfig& config, const io::JsonMember& member) {
     auto field = std::find_if(fields.begin(), fields.end(), [&](const ConfigField& f) { return f.name == member.key; });
-    if (field == fields.end()) field = fields.insert(field, {member.key, {}});
+    if (field == fields.end()) field = fields.insert(field, ConfigField{.name = member.key, .kinds = {}});
     std::vector<io::JsonValue::Kind>& kinds = field->kinds;
-    if (std::find(kinds.begin(), kinds.end(), member.value.kind()) == kinds.end())
-      kinds.push_back(member.value.kind());
+    if (std::find(kinds.begin(), kinds.end(), member.value.kind()) == kinds.end()) kinds.push_back(member.value.kind());
+    field->own |= states_something_else(config, member);
   };
   for (const ModelType& type : family.types)
-    for (const bool everything : {true, false})
-      for (const io::JsonMember& member : probe(family, type.name, everything).describe().as_object()) add(member);
+    for (const bool everything : {true, false}) {
+      const ModelConfig config = probe(family, type.name, everything);
+      const io::JsonValue json = config.describe();
+      for (const io::JsonMember& member : json.as_object()) add(config, member);
+    }
   return fields;
 }
 

@@ -16,9 +16,11 @@ namespace eadem::models {
 struct ConfigField {
   std::string name;
   std::vector<io::JsonValue::Kind> kinds;
+  bool own = false;  // it states something else than the member of ModelConfig that has its name: head_dim, of latents
 };
 
-// "LlamaConfig", "Qwen3MoeConfig": the family's name, spelled as a Python class of its model types spells it if one does
+// "LlamaConfig", "Qwen3MoeConfig": the family's name, spelled as a Python class of its model types spells it if one
+// does
 // ("GPTNeoXConfig").
 std::string config_class_name(const ModelFamily& family);
 
