@@ -108,7 +108,7 @@ class Run(ProgramTest):
             # Two ranks add in another order than one.
             ranks = ["--tp", "2"]
             on_ranks = json.loads(self.done(*run, *ranks).out)
-            for speculate in (["lookup"], ["stories"], ["lookup", "--draft-tokens", "3"], ["lookup", *ranks]):
+            for speculate in (["lookup"], ["stories"], ["lookup", "--draft-tokens", "3"], ["lookup", *ranks], ["stories", *ranks]):
                 result = json.loads(self.done(*run, "--speculate", *speculate).out)
                 expected = on_ranks if ranks[0] in speculate else plain
                 self.assertEqual(result["token_ids"], expected["token_ids"], speculate)
@@ -142,9 +142,9 @@ class Run(ProgramTest):
         self.refused(2, "--draft-tokens is for --speculate", "run", "-p", "Once", "--draft-tokens", "3")
         self.refused(2, "draft_tokens is 99; expected 1 to 15", "run", "-p", "Once", "--speculate", "lookup",
                      "--draft-tokens", "99")
-        self.refused(2, "beside 2 ranks", "run", "-p", "Once", "--speculate", "stories", "--tp", "2")
         self.refused(1, "they must be the same", "run", "-p", "Once", "--speculate", "chat")
         self.refused(1, "no-such-model", "run", "-p", "Once", "--speculate", "no-such-model")
+        self.refused(1, "they must be the same", "run", "-p", "Once", "--speculate", "chat", "--tp", "2")
         self.refused(2, "--speculate lookup", "run", "-p", "Once", "--speculative-config", "{}")
 
     def test_stop_text(self):

@@ -10,6 +10,7 @@
 #include <map>
 #include <thread>
 
+#include "eadem/engine/speculation/draft_model.h"
 #include "eadem/engine/speculation/mtp_head.h"
 #include "eadem/engine/speculation/speculation_options.h"
 #include "eadem/models/mtp_model.h"
@@ -167,8 +168,8 @@ TEST(Ranks, ProposedTokensChangeNoToken) {
   }
 }
 
-// Runs requests side by side with what the head proposes, if there is one.
-SpeculatingRun run_with(InferEngine& engine, const std::vector<GenerationRequest>& requests, MtpHead* head) {
+// Runs requests side by side with what the proposer proposes, if there is one.
+SpeculatingRun run_with(InferEngine& engine, const std::vector<GenerationRequest>& requests, Proposer* proposer) {
   engine.reset_cache();
   Scheduler scheduler(engine.limits());
   SpeculatingRun run;
@@ -181,20 +182,20 @@ SpeculatingRun run_with(InferEngine& engine, const std::vector<GenerationRequest
   while (!scheduler.is_idle()) {
     std::vector<Proposal> proposals;
     for (const Draftable& each : scheduler.draftable())
-      if (head != nullptr && each.most > 0)
+      if (proposer != nullptr && each.most > 0)
         proposals.push_back(
             {.id = each.id, .tokens = each.tokens, .request = each.request, .depth = std::min<int64_t>(3, each.most)});
-    if (head != nullptr) head->propose(proposals);
+    if (proposer != nullptr) proposer->propose(proposals);
     for (const Proposal& each : proposals) scheduler.propose(each.id, each.drafts);
     const std::span<const StepSequence> plan = scheduler.plan(engine.cache_contents());
     const InferEngine::Output& output = engine.forward(plan);
-    if (head != nullptr) head->see(scheduler.planned(), plan, engine);
+    if (proposer != nullptr) proposer->see(scheduler.planned(), plan, engine);
     for (const StepEvent& event : scheduler.commit(output.output_ids, output.logprobs)) {
       if (event.sampled) {
         run.answers[index.at(event.id)].tokens.push_back(event.token);
         run.answers[index.at(event.id)].logprobs.push_back(event.logprob);
       }
-      if (event.state == RequestState::finished && head != nullptr) head->end(event.id);
+      if (event.state == RequestState::finished && proposer != nullptr) proposer->end(event.id);
     }
   }
   run.proposed = scheduler.proposed_tokens();
@@ -252,6 +253,50 @@ TEST(Ranks, AHeadProposesOnTheFirstOfThem) {
     EXPECT_NE(make_speculator(SpeculationOptions::of("mtp", 4), checkpoint, *engine, io::Tokenizer::from_file(kStories),
                               Logger(LogLevel::warning), {}),
               nullptr);
+  }
+}
+
+// A draft model is whole on rank 0, too. Where it is the model itself, nearly all that it proposes is right; another
+// model's random weights propose other tokens.
+TEST(Ranks, ADraftModelProposesOnTheFirstOfThem) {
+  struct Row {
+    const char *model, *draft;
+    MeshAxis divide;
+  };
+  for (const Row& row : {Row{"llama", "llama", MeshAxis::tp},
+                         {"qwen3_next_all", "qwen3_next_all", MeshAxis::tp},
+                         {"qwen3_next_all", "falcon_h1", MeshAxis::tp},
+                         {"qwen3_next_all", "qwen3_next_all", MeshAxis::ep},
+                         {"qwen3_moe", "qwen3_moe", MeshAxis::ep}}) {
+    SCOPED_TRACE(fmt::format("{} for {} over {}", row.draft, row.model, mesh_axis_name(row.divide)));
+    const Make make = [&](const std::shared_ptr<Device>& device, EngineOptions options) {
+      options.divide = row.divide;
+      options.draft_tokens = 8;
+      return from(golden(row.model))(device, options);
+    };
+    const auto ranks = fork_ranks(2, make);
+    const auto engine = make(one_thread(), on(*ranks)), one = make(one_thread(), accurate());
+    const int64_t vocab = engine->model().info().vocab;
+    const auto draft_beside = [&](const InferEngine& its_model) {
+      EngineOptions options = accurate();
+      options.draft_tokens = 1;  // for those with states
+      options.cache = StaticKVCacheConfig{.max_batch_size = 4, .max_cache_len = 64};
+      return std::make_unique<DraftModel>(from(golden(row.draft))(its_model.device(), options), vocab, 0.1);
+    };
+    const std::vector<GenerationRequest> requests = {
+        {.prompt = tokens_of(9, vocab, 1), .max_tokens = 30},
+        {.prompt = tokens_of(5, vocab, 2), .sampling = {.temperature = 0.8f, .seed = 3}, .max_tokens = 30}};
+    const SpeculatingRun plain = run_with(*engine, requests, nullptr);
+    const auto draft = draft_beside(*engine);
+    const SpeculatingRun run = run_with(*engine, requests, draft.get());
+    expect_same_answers(run, plain, row.model);
+    EXPECT_GT(run.proposed, 30);
+    if (row.divide == MeshAxis::ep) {
+      const auto its_draft = draft_beside(*one);
+      const SpeculatingRun expected = run_with(*one, requests, its_draft.get());
+      expect_same_answers(run, expected, row.model);
+      EXPECT_EQ(run.proposed, expected.proposed);
+    }
   }
 }
 

@@ -208,7 +208,7 @@ void ModelOptions::add_speculation(Arguments& arguments) {
 void ModelOptions::check_speculation() const {
   if (draft_tokens && speculate == "none") throw UsageError("--draft-tokens is for --speculate, which is none");
   try {
-    engine::SpeculationOptions::of(speculate, draft_tokens.value_or(8)).check(static_cast<int>(ranks()));
+    static_cast<void>(engine::SpeculationOptions::of(speculate, draft_tokens.value_or(8)));
   } catch (const Error& error) {
     throw UsageError(fmt::format("--speculate {}: {}", speculate, error.what()));
   }

@@ -22,11 +22,6 @@ SpeculationOptions SpeculationOptions::of(std::string_view what, int64_t draft_t
   return {.proposer = Proposer::model, .model = std::string(what), .draft_tokens = draft_tokens};
 }
 
-void SpeculationOptions::check(int num_ranks) const {
-  if (proposer == Proposer::model && num_ranks > 1)
-    throw Unsupported("a draft model ({}) beside {} ranks; lookup and mtp work with them", model, num_ranks);
-}
-
 void require_same_tokens(const io::Tokenizer& model, const io::Tokenizer& draft) {
   if (model.vocab_size() != draft.vocab_size())
     throw Unsupported("the draft model: {} has {} tokens, {} of the model has {}; they must be the same",
@@ -42,7 +37,8 @@ void require_same_tokens(const io::Tokenizer& model, const io::Tokenizer& draft)
 
 namespace {
 
-// Makes the engine of a draft model, with a row of its cache for each sequence of the model.
+// Makes the engine of a draft model, with a row of its cache for each sequence of the model. Rank 0 has all of it, as
+// it has of an MTP head.
 std::unique_ptr<InferEngine> open_draft(const SpeculationOptions& options, const InferEngine& engine,
                                         const io::Tokenizer& tokenizer, const Logger& log,
                                         const std::function<void(int64_t, int64_t)>& progress) {
@@ -91,7 +87,6 @@ double cost_of(const InferEngine& proposer, const InferEngine& engine) {
 
 void require_proposer(const SpeculationOptions& options, const models::Checkpoint& checkpoint,
                       const std::shared_ptr<Device>& device, const EngineOptions& engine_options) {
-  options.check(engine_options.num_ranks());
   if (options.proposer != SpeculationOptions::Proposer::mtp) return;
   const models::Checkpoint head = models::mtp_checkpoint(checkpoint);
   const int64_t batch =

@@ -30,15 +30,13 @@ struct SpeculationOptions {
   // range.
   static SpeculationOptions of(std::string_view what, int64_t draft_tokens = 8);
 
-  // Throws Unsupported for a draft model beside several ranks.
-  void check(int num_ranks) const;
   // What EngineOptions::draft_tokens of the engine has to be.
   int64_t room() const { return proposer == Proposer::none ? 0 : draft_tokens; }
 };
 
 // Refuses what make_speculator would, before any weight is read, as far as options, configuration and the names of
-// tensors tell. Throws Unsupported: as SpeculationOptions::check; for a checkpoint without an MTP head
-// (models::why_no_mtp); and for a head with ops that `device` has no kernels for, naming them.
+// tensors tell. Throws Unsupported for a checkpoint without an MTP head (models::why_no_mtp), and for a head with ops
+// that `device` has no kernels for, naming them.
 void require_proposer(const SpeculationOptions& options, const models::Checkpoint& checkpoint,
                       const std::shared_ptr<Device>& device, const EngineOptions& engine_options);
 
@@ -47,9 +45,9 @@ void require_proposer(const SpeculationOptions& options, const models::Checkpoin
 void require_same_tokens(const io::Tokenizer& model, const io::Tokenizer& draft);
 
 // Opens the draft model, or the MTP head of `checkpoint`, which `engine` was made of, if one is wanted, on the device
-// of `engine`. Returns null where nothing proposes. Throws Unsupported when the draft model has other tokens
-// than `tokenizer`, and when the checkpoint has no MTP head (models::why_no_mtp). `progress` and `log` are
-// as for LLM.
+// of `engine`: beside several ranks on rank 0, which has all of it. Returns null where nothing proposes. Throws
+// Unsupported when the draft model has other tokens than `tokenizer`, and when the checkpoint has no MTP head
+// (models::why_no_mtp). `progress` and `log` are as for LLM.
 std::unique_ptr<Speculator> make_speculator(const SpeculationOptions& options, const models::Checkpoint& checkpoint,
                                             const InferEngine& engine, const io::Tokenizer& tokenizer,
                                             const Logger& log, const std::function<void(int64_t, int64_t)>& progress);

@@ -566,7 +566,6 @@ TEST(MtpFiles, ModelsWithoutAHeadAreRefused) {
   EXPECT_EQ(models::why_no_mtp(models::open_checkpoint(golden("glm4_moe_mtp"))), "");
   EXPECT_EQ(models::mtp_place(models::open_checkpoint(golden("glm4_moe"))), "");
   EXPECT_HAS(models::why_no_mtp(models::open_config(golden("glm4_moe_mtp"))), "has no weights");
-  EXPECT_NO_THROW(SpeculationOptions::of("mtp").check(2));
   EXPECT_HAS(refusal([] {
                LLM(EADEM_SOURCE_DIR "/assets/stories", cpu(), EngineOptions{}, Logger(LogLevel::warning), {},
                    SpeculationOptions::of("mtp"));
