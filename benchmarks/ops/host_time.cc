@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-//   eadem_host_time MODEL [--batch 1,32] [--steps 2000] [--threads 1]
+//   eadem_host_time MODEL [--batch 1,32] [--steps 2000] [--threads 1] [--depth 16] [--ops] [--prompt 512]
 //
 // Measures what a decode step costs on the host outside kernels: checking and laying out its input, binding views, the
 // loop over plans, and reading the tokens. A step is timed whole, then its plans are called once more in a bare loop;
 // the difference of the smallest times of both is reported, because noise only adds.
+//
+// --ops prints the median time of a step's plans, summed over those of one op at one place of the layers, and the bytes
+// of weights that they read. Each step has another token, so that other experts are chosen. With --prompt it is a step
+// that reads a prompt of so many tokens.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -12,6 +16,9 @@
 #include <chrono>
 #include <cstdio>
 #include <limits>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "eadem/engine/infer_engine.h"
 
@@ -20,8 +27,73 @@ namespace {
 using namespace eadem;
 using Clock = std::chrono::steady_clock;
 
+constexpr int kPromptStep = 512;  // tokens of a step before those that are timed
+
 double microseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// The bytes of weights that a node reads: of expert stacks those of one expert for each row.
+double weight_bytes(const pipeline::Program& program, size_t node) {
+  double bytes = 0;
+  if (program.graph().nodes()[node].op->name() == "embedding") return bytes;  // a row of each token
+  program.each_parameter([&](size_t n, size_t port, pipeline::ValueId, const Encoding*) {
+    if (n != node) return;
+    const auto& inputs = program.call(n).inputs;
+    const TensorView& weight = inputs[port];
+    double share = 1;
+    if (weight.shape.rank() == 3)
+      share = std::min(1.0, static_cast<double>(inputs[0].shape[0]) / static_cast<double>(weight.shape[0]));
+    int64_t size = weight.encoding == nullptr ? weight.size_bytes() : 0;
+    if (weight.encoding != nullptr)
+      for (const PlaneSpec& plane : weight.encoding->planes(weight.shape)) size += plane.size_bytes();
+    bytes += share * static_cast<double>(size);
+  });
+  return bytes;
+}
+
+// Times plans one by one. `step` runs a whole step, with the token that it is given.
+template <typename Step>
+void print_ops(const pipeline::Program& program, int steps, int64_t vocab, const Step& step) {
+  const auto& nodes = program.graph().nodes();
+  std::vector<std::vector<double>> times(nodes.size());
+  for (int i = 0; i < steps; ++i) {
+    step(static_cast<int32_t>((7919LL * i + 5) % vocab));
+    for (size_t n = 0; n < nodes.size(); ++n) {
+      const kernels::Plan* plan = program.plan(n);
+      if (plan == nullptr) continue;
+      const Clock::time_point start = Clock::now();
+      plan->run(program.call(n));
+      times[n].push_back(microseconds_since(start));
+    }
+  }
+  struct Total {
+    int calls = 0;
+    double us = 0, bytes = 0;
+  };
+  std::map<std::string, Total> totals;
+  Total all;
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    if (times[n].empty()) continue;
+    const std::string& scope = nodes[n].scope;
+    const std::string place = nodes[n].layer < 0 ? scope : scope.substr(scope.find_last_of('.') + 1);
+    for (Total* total : {&totals[fmt::format("{} {}", nodes[n].op->name(), place)], &all}) {
+      total->calls += 1;
+      total->us += median(times[n]);
+      total->bytes += weight_bytes(program, n);
+    }
+  }
+  std::vector<std::pair<std::string, Total>> rows(totals.begin(), totals.end());
+  std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.us > b.second.us; });
+  rows.emplace_back("all", all);
+  for (const auto& [name, total] : rows)
+    fmt::print("{:<52} {:>4} {:>9.1f} us {:>8.2f} MB {:>6.1f} GB/s\n", name, total.calls, total.us, total.bytes * 1e-6,
+               total.bytes * 1e-3 / total.us);
 }
 
 void run_plans(const pipeline::Program& program) {
@@ -29,18 +101,38 @@ void run_plans(const pipeline::Program& program) {
     if (const kernels::Plan* plan = program.plan(n)) plan->run(program.call(n));
 }
 
-// Decodes the same token of every sequence again and again, behind kPrompt others.
-void measure(engine::InferEngine& engine, int batch, int steps) {
-  constexpr int kPrompt = 16;
+// Decodes the same token of every sequence again and again, behind `depth` others.
+// The ops of steps that read a prompt of `tokens` tokens.
+void print_prompt_ops(engine::InferEngine& engine, int steps, int tokens) {
+  const int64_t vocab = engine.model().info().vocab;
+  engine::InferEngine::Input input;
+  input.input_lengths = {tokens};
+  input.cache_lengths = {0};
+  print_ops(engine.prefill_program(), steps, vocab, [&](int32_t first) {
+    input.input_ids.clear();
+    for (int64_t i = 0; i < tokens; ++i) input.input_ids.push_back(static_cast<int32_t>((first + 7919 * i) % vocab));
+    engine.forward(input);
+  });
+}
+
+void measure(engine::InferEngine& engine, int batch, int steps, int depth, bool ops) {
   const auto size = static_cast<size_t>(batch);
   engine::InferEngine::Input input;
-  input.input_ids.assign(size * kPrompt, 5);
-  input.input_lengths.assign(size, kPrompt);
-  input.cache_lengths.assign(size, 0);
-  engine.forward(input);
+  for (int cached = 0, most = std::max(1, kPromptStep / batch); cached < depth; cached += most) {
+    const int tokens = std::min(most, depth - cached);
+    input.input_ids.assign(size * static_cast<size_t>(tokens), 5);
+    input.input_lengths.assign(size, tokens);
+    input.cache_lengths.assign(size, cached);
+    engine.forward(input);
+  }
   input.input_ids.assign(size, 5);
   input.input_lengths.assign(size, 1);
-  input.cache_lengths.assign(size, kPrompt);
+  input.cache_lengths.assign(size, depth);
+  if (ops)
+    return print_ops(engine.decode_program(), steps, engine.model().info().vocab, [&](int32_t token) {
+      input.input_ids.assign(size, token);
+      engine.forward(input);
+    });
   double step_us = std::numeric_limits<double>::infinity(), kernels_us = step_us;
   for (int step = 0; step < steps; ++step) {
     Clock::time_point start = Clock::now();
@@ -60,20 +152,28 @@ int main(int argc, char** argv) {
   CLI::App app("Times what decode steps cost on the host outside kernels.");
   std::string model;
   std::vector<int> batches = {1, 32};
-  int steps = 2000, threads = 1;
+  int steps = 2000, threads = 1, depth = 16, prompt = 0;
+  bool ops = false;
   app.add_option("model", model, "a checkpoint")->required();
   app.add_option("--batch", batches, "sequences of a step")->delimiter(',');
   app.add_option("--steps", steps, "steps that are timed");
   app.add_option("--threads", threads, "threads of the device");
+  app.add_option("--depth", depth, "tokens of a sequence that are cached")->check(CLI::Range(1, 1 << 20));
+  app.add_flag("--ops", ops, "the time of each op instead");
+  app.add_option("--prompt", prompt, "tokens of a prompt, whose ops are timed")->check(CLI::Range(1, 1 << 20));
   CLI11_PARSE(app, argc, argv);
   try {
     const models::Checkpoint checkpoint = models::open_checkpoint(model);
     for (const int batch : batches) {
       engine::EngineOptions options;
-      options.cache = engine::StaticKVCacheConfig{.max_batch_size = batch, .max_cache_len = 64};
+      options.cache =
+          engine::StaticKVCacheConfig{.max_batch_size = batch, .max_cache_len = std::max(depth, prompt) + 48};
       const auto engine =
           engine::InferEngine::from_checkpoint(checkpoint, open_device("cpu", {.num_threads = threads}), options);
-      measure(*engine, batch, steps);
+      if (prompt > 0)
+        print_prompt_ops(*engine, steps, prompt);
+      else
+        measure(*engine, batch, steps, depth, ops);
     }
   } catch (const Error& error) {
     fmt::print(stderr, "eadem_host_time: {}\n", error.what());
