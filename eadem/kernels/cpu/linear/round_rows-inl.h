@@ -38,21 +38,29 @@ HWY_INLINE CodeScale code_scale(const float* x, int64_t steps) {
   return {inverse == 0.0f && bits < 0x7f800000 ? 0.0f : largest * (1.0f / 127.0f), inverse};
 }
 
+// The sum of 16 codes.
+HWY_INLINE int32_t sum_of_codes(const int8_t* codes) {
+#if HWY_TARGET == HWY_SCALAR
+  int32_t sum = 0;
+  for (int64_t i = 0; i < kStep / 2; ++i) sum += codes[i];
+  return sum;
+#else
+  // Sums of bytes are of unsigned ones: each code counts 128 too much.
+  const hn::Full128<uint8_t> d8;
+  const hn::Full128<uint64_t> d64;
+  const auto bytes = hn::Xor(hn::LoadU(d8, reinterpret_cast<const uint8_t*>(codes)), hn::Set(d8, 0x80));
+  return static_cast<int32_t>(hn::GetLane(hn::SumOfLanes(d64, hn::SumsOf8(bytes)))) - 128 * (kStep / 2);
+#endif
+}
+
 // Computes the codes of the 32 values at x, and their sums in both halves.
 HWY_INLINE void round_step(int8_t* codes, int32_t* sums, const float* x, float inverse) {
-  int32_t rounded[kStep];
+  const hn::Rebind<int8_t, Lanes> d8;
   for (int64_t v = 0; v < kStep; v += kLanes) {
     const Vec scaled = inverse == 0.0f ? zero() : hn::Mul(load(x + v), set(inverse));
-    hn::StoreU(hn::NearestInt(scaled), IntLanes(), rounded + v);
+    hn::StoreU(hn::DemoteTo(d8, hn::NearestInt(scaled)), d8, codes + v);
   }
-  for (int64_t half = 0; half < 2; ++half) {
-    int32_t sum = 0;
-    for (int64_t i = half * (kStep / 2); i < (half + 1) * (kStep / 2); ++i) {
-      codes[i] = static_cast<int8_t>(rounded[i]);
-      sum += rounded[i];
-    }
-    sums[half] = sum;
-  }
+  for (int64_t half = 0; half < 2; ++half) sums[half] = sum_of_codes(codes + half * (kStep / 2));
 }
 
 // Rounds rows [begin, end) with a scale for kSteps steps.
