@@ -24,6 +24,9 @@ constexpr int64_t kGroupPanels = 4;   // panels whose weights are prepared and u
 constexpr int64_t kKBlock = 256;      // 4 panels x 256 x 64 B = 64 KB: in the second-level cache, read once per 6 rows
 constexpr int64_t kBlockPanels = 16;  // panels that meet one block of a while it is in the second-level cache
 constexpr int64_t kRowBlock = 192;    // a multiple of every tile's rows; weights are read once per block
+// Quantized weights are unpacked once per block, which costs as much as some tens of rows. The rows of a chunk and
+// their results (512 x 256 B each) stay in the second-level cache. Where there are few panels, threads share a block.
+constexpr int64_t kQuantizedRowBlock = 512, kQuantizedShortestRows = 96;
 // AMX products are so fast that reading either operand takes as long, so blocks have more panels and more rows.
 constexpr int64_t kTileGroupPanels = 8, kTileRowBlock = 256;
 constexpr int64_t kTileShortestRows = 64;  // rows of a task
@@ -57,7 +60,7 @@ constexpr MatmulPlan::Blocks kDotBlocks{kTileRowBlock, 12, 3, kTileShortestRows}
 constexpr MatmulPlan::Blocks blocks_of(Source source) {
   switch (source) {
     case Source::matrix: return {kRowBlock, kMatrixGroupPanels, kMatrixGroupPanels, kRowBlock};
-    case Source::quantized: return {kRowBlock, kMaxGroupPanels, kMaxGroupPanels, kRowBlock};
+    case Source::quantized: return {kQuantizedRowBlock, kMaxGroupPanels, kMaxGroupPanels, kQuantizedShortestRows};
     default: return {kRowBlock, kBlockPanels, kGroupPanels, kRowBlock};
   }
 }

@@ -95,7 +95,15 @@ void unpack_chunk(float* scratch, const PackedChunk& panel, int64_t steps, const
   }
 }
 
-// ---- The tile. It keeps the integer sums of a step in registers; the f32 chains stay in c, in the first-level cache.
+// ---- The tile. It keeps the integer sums of a step in registers, and the f32 chains beside them if they fit: the rows
+// of a chunk take more than the first-level cache, and storing chains at every step delays the products.
+
+inline constexpr bool kChainsInRegisters = HWY_TARGET == HWY_AVX3;
+// With 32 registers, two panels of 6 rows have 12 sums and 12 chains; if a step has two sums, 4 rows have 16 and 8.
+constexpr int tile_rows(int dots) {
+  if (!kChainsInRegisters) return kSumRows / dots;
+  return dots == 1 ? 6 : 4;
+}
 
 // The unpacked chunk of one panel.
 struct UnpackedChunk {
@@ -117,6 +125,12 @@ HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const 
   const int32_t* x_starts = x.starts + first * kDots;
   const float* x_sums = x.sums + first;
   const int32_t* x_pairs = x.pairs + first;
+  Vec chains[kChainsInRegisters ? kRows : 1][kVecs];
+  if constexpr (kChainsInRegisters)
+#pragma GCC unroll kUnroll
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll kUnroll
+      for (int v = 0; v < kVecs; ++v) chains[r][v] = load(c + r * c_stride + v * kLanes);
   int64_t fetched = 0;
   for (int64_t s = 0; s < steps; ++s) {
     for (const int64_t end = fetched + fetch_bytes; fetched < end; fetched += 64)
@@ -145,26 +159,35 @@ HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const 
 #pragma GCC unroll kUnroll
       for (int r = 0; r < kRows; ++r) {
         const int64_t step = r * kChunkSteps + s;
-        float* acc = c + r * c_stride + v * kLanes;
+        float* stored = c + r * c_stride + v * kLanes;
+        Vec acc = kChainsInRegisters ? chains[kChainsInRegisters ? r : 0][v] : load(stored);
         Ints dots[kDots];
 #pragma GCC unroll 2
         for (int g = 0; g < kDots; ++g) dots[g] = sums[g][r][v];
-        if constexpr (!Tile::kMin) {
-          store(add_step<Tile>(load(acc), dots, x_scales[step], scales), acc);
-          continue;
-        }
-        Vec x_sum;
-        if constexpr (Tile::kFolded) {
-          const Ints min_pairs = hn::BitCast(IntLanes(), load(scratch + kMinPairsAt + s * kPanelWidth));
-          x_sum = hn::ConvertTo(Lanes(), dot_pairs(min_pairs, hn::Set(IntLanes(), x_pairs[step])));
+        if constexpr (Tile::kMin) {
+          Vec x_sum;
+          if constexpr (Tile::kFolded) {
+            const Ints min_pairs = hn::BitCast(IntLanes(), load(scratch + kMinPairsAt + s * kPanelWidth));
+            x_sum = hn::ConvertTo(Lanes(), dot_pairs(min_pairs, hn::Set(IntLanes(), x_pairs[step])));
+          } else {
+            x_sum = set(x_sums[step]);
+          }
+          acc = add_step<Tile>(acc, dots, x_scales[step], scales, x_sum, load(scratch + kMinsAt + s * kPanelWidth));
         } else {
-          x_sum = set(x_sums[step]);
+          acc = add_step<Tile>(acc, dots, x_scales[step], scales);
         }
-        const Vec min = load(scratch + kMinsAt + s * kPanelWidth);
-        store(add_step<Tile>(load(acc), dots, x_scales[step], scales, x_sum, min), acc);
+        if constexpr (kChainsInRegisters)
+          chains[r][v] = acc;
+        else
+          store(acc, stored);
       }
     }
   }
+  if constexpr (kChainsInRegisters)
+#pragma GCC unroll kUnroll
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll kUnroll
+      for (int v = 0; v < kVecs; ++v) store(chains[r][v], c + r * c_stride + v * kLanes);
 }
 
 // Multiplies all rows by all panels. The codes of a packed step take `step_bytes`. Only the first rows of a panel
@@ -174,7 +197,7 @@ void quantized_tiles(float* c, const QuantizedRows& x, int64_t r0, int64_t rows,
                      int64_t s0, int64_t steps, int64_t step_bytes) {
   const int64_t c_stride = panels * kPanelWidth;
   cut_into<kSumPanels, 1>(panels, [&](auto width, int64_t p) {
-    cut_into<kSumRows / Tile::kDots, 8, 4, 2, 1>(rows, [&](auto height, int64_t r) {
+    cut_into<tile_rows(Tile::kDots), 8, 4, 2, 1>(rows, [&](auto height, int64_t r) {
       quantized_tile<Dot, Tile, decltype(height)::value, decltype(width)::value>(
           c + r * c_stride + p * kPanelWidth, c_stride, x, r0 + r, w + p, s0, steps, r == 0 ? step_bytes : 0);
     });
@@ -192,12 +215,22 @@ void product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& 
   for (int64_t s0 = 0; s0 < all_steps; s0 += kChunkSteps) {
     const int64_t steps = std::min(kChunkSteps, all_steps - s0);
     const PackedChunk chunk = packed_chunk<Format>(w, all_steps, p0, panels, s0, steps, scratch);
+    constexpr int64_t kSuperBytes = kPanelWidth * (Format::kMin ? 2 : 1) * static_cast<int64_t>(sizeof(f16_t));
+    const int64_t supers_bytes = chunk.supers_stride * static_cast<int64_t>(sizeof(f16_t));
     constexpr int64_t kLater = 2 * kChunkSteps * Fields::kBytes;
     const int64_t later =
         StreamAhead(chunk.quants_stride, (panels - 1) * chunk.quants_stride).offset(s0 * Fields::kBytes, kLater);
+    // What unpacking the next chunk reads besides the codes.
+    const int64_t next_scales = StreamAhead(chunk.scales_stride, (panels - 1) * chunk.scales_stride)
+                                    .offset(s0 * Format::kScaleBytes, kChunkSteps * Format::kScaleBytes);
+    const int64_t next_supers =
+        StreamAhead(supers_bytes, (panels - 1) * supers_bytes).offset(s0 / kChunkSteps * kSuperBytes, kSuperBytes);
     UnpackedChunk unpacked[kMaxGroupPanels];
     for (int64_t p = 0; p < panels; ++p) {
       const PackedChunk panel = chunk.from_panel(p);
+      if constexpr (!Format::kExpanded)
+        for (int64_t i = 0; i < kChunkSteps * Format::kScaleBytes; i += 64) fetch_far(panel.scales + next_scales + i);
+      if constexpr (Format::kSupers) fetch_far(reinterpret_cast<const uint8_t*>(panel.supers) + next_supers);
       float* to = scratch + p * kScratchFloats;
       unpack_chunk<Format>(to, panel, steps, w.layout->table.data(), w.layout->zero);
       unpacked[p] = {Fields::kBytes < kStepBytes ? reinterpret_cast<const uint8_t*>(to) : panel.quants, to,

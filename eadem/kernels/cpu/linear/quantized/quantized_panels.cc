@@ -8,6 +8,7 @@
 
 #include "eadem/core/lookups.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
+#include "eadem/kernels/cpu/linear/stream_ahead.h"
 
 namespace eadem::kernels::cpu {
 
@@ -17,6 +18,9 @@ using Scales = QuantizedLayout::Scales;
 
 // A word holds four codes of one output, k = 4 i … 4 i + 3; vector i holds the words of 16 outputs.
 using StepCodes = std::array<std::array<uint32_t, kPanelWidth>, kStepVectors>;
+
+// While a panel is packed, its rows in the file are prefetched this many bytes ahead.
+constexpr int64_t kFetchFileRow = 512;
 
 constexpr uint32_t splat(uint32_t byte) { return byte * 0x01010101u; }
 
@@ -105,23 +109,29 @@ QuantizedLayout layout_of(const BlockFormat& format) {
 // One block of each output of a panel.
 using PanelParts = std::array<BlockParts, kPanelWidth>;
 
-// Gathers the codes of values k … k + 31 of all outputs. 4 x 4 words are transposed at a time, because reading a vector
+// Transposes 4 x 4 words: four words of each of four rows, from rows[r] + at on; word i of all rows goes to
+// out + i * 64. The bits of `flips` are inverted in every word. Whole vectors are written, because reading a vector
 // right after writing its words one by one stalls.
-void gather_step(StepCodes& codes, const PanelParts& parts, size_t k) {
+HWY_INLINE void turn_words(uint8_t* out, const uint8_t* const* rows, int64_t at, uint32_t flips) {
   using FourWords = uint32_t __attribute__((vector_size(16)));
+  FourWords r[4];
+  for (size_t i = 0; i < 4; ++i) std::memcpy(&r[i], rows[i] + at, 16);
+  const FourWords low01 = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5),
+                  low23 = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5),
+                  high01 = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7),
+                  high23 = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+  const FourWords turned[] = {__builtin_shufflevector(low01, low23, 0, 1, 4, 5) ^ flips,
+                              __builtin_shufflevector(low01, low23, 2, 3, 6, 7) ^ flips,
+                              __builtin_shufflevector(high01, high23, 0, 1, 4, 5) ^ flips,
+                              __builtin_shufflevector(high01, high23, 2, 3, 6, 7) ^ flips};
+  for (size_t i = 0; i < 4; ++i) std::memcpy(out + i * 64, &turned[i], 16);
+}
+
+// Writes the codes of one step of all outputs, one byte each, to `to` [kStepVectors, 16, 4]: output n has them at
+// codes[n] + k.
+void gather_step(uint8_t* to, const std::array<const uint8_t*, kPanelWidth>& codes, int64_t k, uint32_t flips) {
   for (size_t n = 0; n < kPanelWidth; n += 4)
-    for (size_t i = 0; i < kStepVectors; i += 4) {
-      FourWords rows[4];
-      for (size_t r = 0; r < 4; ++r) std::memcpy(&rows[r], parts[n + r].codes.data() + k + 4 * i, 16);
-      const FourWords low01 = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5),
-                      low23 = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5),
-                      high01 = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7),
-                      high23 = __builtin_shufflevector(rows[2], rows[3], 2, 6, 3, 7);
-      const FourWords turned[] = {
-          __builtin_shufflevector(low01, low23, 0, 1, 4, 5), __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
-          __builtin_shufflevector(high01, high23, 0, 1, 4, 5), __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
-      for (size_t r = 0; r < 4; ++r) std::memcpy(&codes[i + r][n], &turned[r], 16);
-    }
+    for (int64_t i = 0; i < kStepVectors; i += 4) turn_words(to + i * 64 + n * 4, codes.data() + n, k + 4 * i, flips);
 }
 
 // Pointers to the planes of one panel.
@@ -138,6 +148,32 @@ Panel panel_of(const TensorView& encoded, const QuantizedLayout& layout, int64_t
           layout.has_super_scales() ? static_cast<f16_t*>(encoded.plane(2)) +
                                           p * (k_size / layout.block_size) * layout.super_columns() * kPanelWidth
                                     : nullptr};
+}
+
+// Whether a block is its scale in f16 and then each code - zero as a signed byte, as in q8_0.
+bool has_plain_bytes(const BlockFormat& format) {
+  return format.code_bits == 8 && format.block_bytes == format.block_size + static_cast<int>(sizeof(f16_t));
+}
+
+// Packs a panel from such blocks, straight from the rows of the file. Processors do not prefetch 16 streams by
+// themselves.
+void copy_plain_bytes(const Panel& panel, const uint8_t* rows, int64_t row_bytes, int64_t blocks,
+                      const BlockFormat& format) {
+  constexpr int64_t kScaleBytes = sizeof(f16_t);
+  const uint32_t flips = splat(static_cast<uint32_t>(format.zero));
+  const int64_t block_steps = format.block_size / kStep;
+  auto* scales = reinterpret_cast<f16_t*>(panel.scales);
+  for (int64_t b = 0; b < blocks; ++b, rows += format.block_bytes) {
+    std::array<const uint8_t*, kPanelWidth> codes;
+    for (size_t n = 0; n < kPanelWidth; ++n) {
+      const uint8_t* block = rows + static_cast<int64_t>(n) * row_bytes;
+      fetch_near(block + kFetchFileRow);
+      std::memcpy(&scales[b * kPanelWidth + static_cast<int64_t>(n)], block, kScaleBytes);
+      codes[n] = block + kScaleBytes;
+    }
+    for (int64_t s = 0; s < block_steps; ++s)
+      gather_step(panel.quants + (b * block_steps + s) * kStepBytes, codes, s * kStep, flips);
+  }
 }
 
 // The power of two 2^(e - 128) as e, and back. It is subnormal where e is 0 or 1. The 0 of outputs that are not there
@@ -235,13 +271,19 @@ void QuantizedPanels::encode_pieces(const TensorView& encoded, const TensorView&
     const int64_t outputs = std::min(kPanelWidth, values.shape[0] - p * kPanelWidth);
     const uint8_t* rows = static_cast<const uint8_t*>(values.data) + p * kPanelWidth * row_bytes;
     for (int64_t n = outputs; n < kPanelWidth; ++n) parts[static_cast<size_t>(n)] = {};
+    if (has_plain_bytes(format) && outputs == kPanelWidth) {
+      copy_plain_bytes(panel, rows, row_bytes, blocks, format);
+      continue;
+    }
+    std::array<const uint8_t*, kPanelWidth> unpacked;
+    for (size_t n = 0; n < kPanelWidth; ++n) unpacked[n] = parts[n].codes.data();
     for (int64_t b = 0; b < blocks; ++b) {
       for (int64_t n = 0; n < outputs; ++n)
         stored_.unpack(parts[static_cast<size_t>(n)], rows + n * row_bytes + b * format.block_bytes);
       pack_scales(panel, layout_, b, parts);
       for (int64_t s = 0; s < block_steps; ++s) {
         StepCodes codes;
-        gather_step(codes, parts, static_cast<size_t>(s * kStep));
+        gather_step(reinterpret_cast<uint8_t*>(codes.data()), unpacked, s * kStep, 0);
         pack_step(panel.quants + (b * block_steps + s) * layout_.quant_bytes(), codes, layout_.code_bits);
       }
     }
