@@ -79,13 +79,13 @@ __device__ inline void multiply_fp8_tiles(const LinearStreamParams& p, const Str
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int64_t n = min(first + t / (kGated ? 2 : 1) * 8 + i, part.out - 1);
-          scales[t][i] = __ldg((kGated && t % 2 == 1 ? p.up_scales : part.scales) +
-                               (p.scaling == WeightScaling::rows ? n : 0));
+          scales[t][i] =
+              __ldg((kGated && t % 2 == 1 ? p.up_scales : part.scales) + (p.scaling == WeightScaling::rows ? n : 0));
         }
     wait_for_earlier_kernels();
 #pragma unroll
     for (int i = 0; i < 2; ++i) token_scales[i] = p.x_scales[min(warp * 16 + lane / 4 + i * 8, tokens - 1)];
-    // 1. Multiply. Two chains run side by side; meanwhile the two before are added.
+      // 1. Multiply. Two chains run side by side; meanwhile the two before are added.
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = 0.0f;
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
@@ -135,7 +135,8 @@ __device__ inline void multiply_fp8_tiles(const LinearStreamParams& p, const Str
           return (kBlockScales ? s : s * scales[of_tile][i % 2]) * token_scales[i / 2];
         };
         float value = scaled(kGated ? 2 * t : t);
-        if constexpr (kGated) value = activate(p.activation, rounded<Y>(value)) * rounded<Y>(scaled(2 * t + 1));
+        if constexpr (kGated)
+          value = activate(p.activation, rounded<Y>(value)) * rounded<Y>(scaled(2 * t + 1));
         else if (part.bias != nullptr)
           value += load(static_cast<const Y*>(part.bias) + n);
         store(static_cast<Y*>(part.y) + int64_t{token} * part.out + n, value);
