@@ -67,6 +67,20 @@ struct ThreadGroup::Shared {
     if (meetings == meeting) throw_if_failed();
   }
 
+  // Returns when every rank has arrived. Only for ranks that have met before and all come, whatever fails meanwhile:
+  // one that left would take away buffers that others still read.
+  void leave() {
+    std::unique_lock lock(mutex);
+    const uint64_t meeting = meetings;
+    if (++arrived == size()) {
+      arrived = 0;
+      ++meetings;
+      changed.notify_all();
+    } else {
+      changed.wait(lock, [&] { return meetings != meeting; });
+    }
+  }
+
   std::mutex mutex;
   std::condition_variable changed;
   int arrived = 0;        // guarded by mutex, as all below but `offers`
@@ -193,12 +207,14 @@ class ThreadCommunicator final : public CheckedCommunicator {
   void collect(const Offer& own, const Task& task) {
     shared_->offers[static_cast<size_t>(rank_)] = own;
     shared_->meet();
-    if (const std::string reason = difference(own); !reason.empty()) {
-      shared_->meet();
-      throw InvalidArgument("{}", reason);
+    try {
+      if (const std::string reason = difference(own); !reason.empty()) throw InvalidArgument("{}", reason);
+      task();
+    } catch (...) {
+      shared_->leave();
+      throw;
     }
-    task();
-    shared_->meet();
+    shared_->leave();
   }
 
   // What keeps the ranks from carrying out their calls; empty if nothing does. Every rank sees a difference, from rank

@@ -74,8 +74,9 @@ def write_expert_model(folder, experts=5):
 class Session:
     """A session of texts on three ranks, after the first byte of its first answer."""
 
-    def __init__(self, tokens=3):
-        self.process = subprocess.Popen([PROGRAM, "run", "-i", "-n", str(tokens), "--tp", "3", *GREEDY], start_new_session=True,
+    def __init__(self, *options):
+        self.process = subprocess.Popen([PROGRAM, "run", "-i", *(options or ["-n", "3"]), "--tp", "3", *GREEDY],
+                                        start_new_session=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.process.stdin.write(b"Once upon a time\n")
         self.process.stdin.flush()
@@ -223,7 +224,8 @@ class Ranks(ProgramTest):
     def test_ctrl_c_is_for_the_first_rank(self):
         inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         try:
-            session = Session(tokens=200)  # Ctrl-C comes during the answer: at the prompt it would end the session
+            # Ctrl-C comes during the answer, which is long: at the prompt it would end the session.
+            session = Session("-n", "450", "--ignore-eos")
         finally:
             signal.signal(signal.SIGINT, inherited)
         os.killpg(session.process.pid, signal.SIGINT)

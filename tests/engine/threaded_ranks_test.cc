@@ -87,7 +87,9 @@ TEST(ThreadedRanks, ServeCallersThatCancelAndThrow) {
       callers.emplace_back([&, i] { drawn[i] = llm.generate({prompts[i]}, params(16))[0].token_ids; });
     callers.emplace_back([&] {
       int pieces = 0;
-      const auto on_text = [&](size_t, std::string_view) { cancel = ++pieces == 2; };
+      const auto on_text = [&](size_t, std::string_view) {
+        if (++pieces == 2) cancel = true;
+      };
       cancelled = llm.generate({"Tell me"}, params(32), on_text, &cancel)[0];
     });
     callers.emplace_back([&] {
