@@ -15,8 +15,8 @@ namespace eadem::distributed {
 
 class ForkedMesh {
  public:
-  // What every rank but the first does in its own process, which ends when this returns or throws (RankBody). Ranks
-  // have the numbers that run_mesh gives them.
+  // Every rank but the first runs this in its own process, which ends when it returns or throws. Ranks are numbered
+  // with tp fastest, then ep, then pp, then dp.
   using Body = std::function<void(const Mesh& mesh, int rank)>;
 
   // Returns when all ranks have joined. Throws InvalidArgument for a shape with an empty axis or of more ranks than a

@@ -25,8 +25,8 @@ class MeshGroups {
   std::vector<ProcessGroup*> all() const;
   // The mesh as rank `rank` sees it, which joins its groups; `processes` is the communicator of all ranks.
   Mesh join(int rank, const std::shared_ptr<Communicator>& processes) const;
-  // What a rank in a process of its own does: `body`, with its mesh. An exception fails every group, so that ranks that
-  // share none with this one hear of it.
+  // Runs `body` with the mesh of this process, which is one rank. An exception fails every group, so that also the
+  // ranks that share no group with this one throw RankFailed.
   void live(const std::shared_ptr<Communicator>& processes,
             const std::function<void(const Mesh&, int rank)>& body) const;
 

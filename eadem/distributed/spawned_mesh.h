@@ -37,8 +37,8 @@ class SpawnedMesh {
   Mesh mesh_;
 };
 
-// The life of a rank that SpawnedMesh has started. Ranks have the numbers that run_mesh gives them. Returns when the
-// process is to end.
+// Runs `body` in a process that SpawnedMesh has started. Ranks are numbered with tp fastest, then ep, then pp, then dp.
+// Returns when the process is to end.
 void live_on_spawned_mesh(const MeshShape& shape, const std::string& descriptor, const std::string& rank,
                           const std::string& parent,
                           const std::function<void(const Mesh& mesh, const std::shared_ptr<Communicator>& all)>& body);

@@ -140,7 +140,7 @@ nb::object family_class(const nb::module_& m, const ModelFamily& family) {
   return base.type()(name, nb::make_tuple(base), body);
 }
 
-// Of the class of its family.
+// Returns the configuration as an object of its family's class.
 nb::object typed(nb::handle m, ModelConfig config) {
   nb::object self = nb::inst_alloc(nb::object(m.attr(models::config_class_name(config.family()).c_str())));
   set_value(self, std::move(config));

@@ -10,19 +10,13 @@
 #include <array>
 
 #include "eadem/core/device/cpu_device.h"
+#include "tests/distributed/mesh_sums.h"
 #include "tests/support/refusal.h"
 
 namespace eadem::distributed {
 namespace {
 
-// The sum of rank numbers along each axis in turn is the same on all ranks: that of the whole mesh.
-float sum_over_mesh(const Mesh& mesh, int rank) {
-  CpuDevice device({.num_threads = 1});
-  auto value = static_cast<float>(rank);
-  for (MeshAxis axis : {MeshAxis::dp, MeshAxis::tp, MeshAxis::pp, MeshAxis::ep})
-    mesh.along(axis).all_reduce_sum(device, TensorView(&value, DType::f32, Shape{1}));
-  return value;
-}
+using test::sum_over_mesh;
 
 // The numbers of the ranks along an axis.
 std::vector<float> along(const Mesh& mesh, MeshAxis axis, int rank) {

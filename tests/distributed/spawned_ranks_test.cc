@@ -15,6 +15,7 @@
 
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/distributed/spawned_mesh.h"
+#include "tests/distributed/mesh_sums.h"
 #include "tests/support/refusal.h"
 
 namespace eadem::distributed {
@@ -44,14 +45,7 @@ std::vector<std::string> program(const std::string& what) {
   return {std::string(path, static_cast<size_t>(length)), "rank", what};
 }
 
-// The sum of rank numbers along each axis in turn: that of the whole mesh, on all ranks.
-float sum_over_mesh(const Mesh& mesh, int rank) {
-  CpuDevice device({.num_threads = 1});
-  auto value = static_cast<float>(rank);
-  for (MeshAxis axis : {MeshAxis::dp, MeshAxis::tp, MeshAxis::pp, MeshAxis::ep})
-    mesh.along(axis).all_reduce_sum(device, TensorView(&value, DType::f32, Shape{1}));
-  return value;
-}
+using test::sum_over_mesh;
 
 constexpr MeshShape kMesh{.dp = 2, .tp = 2, .ep = 2};  // twelve groups besides that of all
 

@@ -333,7 +333,7 @@ inline constexpr int64_t kAttentionMmaMaxGroup = 64;  // query heads of a key he
 inline constexpr int64_t kAttentionMmaMaxSequences = 1024;
 [[nodiscard]] cudaError_t launch_attention_prompt(const AttentionParams& params, cudaStream_t stream);
 [[nodiscard]] cudaError_t launch_attention_decode(const AttentionParams& params, cudaStream_t stream);
-// What launch_attention_decode calls for many sequences.
+// launch_attention_decode calls this for many sequences.
 [[nodiscard]] cudaError_t launch_attention_decode_many(const AttentionParams& params, cudaStream_t stream);
 
 // --- attention_backward.cu: direct keys and values

@@ -21,7 +21,7 @@ ModelConfig probe(const ModelFamily& family, std::string_view model_type, bool e
   c.layer_windows.assign(4, 0);
   c.layer_chunks.assign(4, 0);
   c.layer_pattern = "***-";
-  // What these families cannot be without.
+  // Families of experts and of Mamba layers refuse a configuration without these.
   c.moe_intermediate_size = c.shared_expert_intermediate_size = 16;
   c.mamba.heads = c.mamba.head_dim = c.mamba.state = 8;
   c.rope_theta = 10000.5, c.local_rope_theta = 10000.5, c.pooled_rope_theta = 10000.5;
@@ -57,7 +57,7 @@ bool states_something_else(const ModelConfig& config, const io::JsonMember& memb
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
-// What `python_class` begins with that is the family's name, but for capitals and underscores; empty if it is not.
+// Returns the beginning of `python_class` that spells `name`, apart from capitals and underscores; empty if none does.
 std::string_view spelling_in(std::string_view python_class, std::string_view name) {
   size_t at = 0;
   for (const char c : name) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a typed configuration of a family has: a name and fields, made from the registry (models/family.h), so that a
-// new family has one as well.
+// The name and the fields of a family's configuration class. They are made from the registry of families
+// (models/family.h), so that a new family has a class without further code.
 #pragma once
 
 #include <string>

@@ -30,7 +30,7 @@ struct Shape {
   static constexpr int kItems = kRowTiles * kMatrices;  // of a chunk: those of `weight`, then those of `up`
   static constexpr int kTileSums = kItems * kRowsOfItem * kTokens;
   static constexpr int kThreadSums = (kTileSums / kMatrices + kThreads - 1) / kThreads;  // of each matrix
-  // What a chunk gives: [item][16 rows][tokens], and the scale of each token.
+  // Floats of a chunk in shared memory: its terms [item][16 rows][tokens], then the scale of each token.
   static constexpr int kChunkTerms = kTileSums + kTokens;
   static_assert(kTokens <= kWarp);
 };

@@ -220,7 +220,7 @@ void product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& 
     constexpr int64_t kLater = 2 * kChunkSteps * Fields::kBytes;
     const int64_t later =
         StreamAhead(chunk.quants_stride, (panels - 1) * chunk.quants_stride).offset(s0 * Fields::kBytes, kLater);
-    // What unpacking the next chunk reads besides the codes.
+    // Unpacking the next chunk also reads its scales and super-scales.
     const int64_t next_scales = StreamAhead(chunk.scales_stride, (panels - 1) * chunk.scales_stride)
                                     .offset(s0 * Format::kScaleBytes, kChunkSteps * Format::kScaleBytes);
     const int64_t next_supers =
