@@ -17,27 +17,44 @@ __device__ inline void store_chunk(const Int8ChunkPlanes& p, int64_t row, int64_
   for (int n = 0; n < 8; ++n) most = max(most, __float_as_uint(values[n]) & 0x7fffffffu);
   most = __reduce_max_sync(kAllLanes, most);
   const float largest = __uint_as_float(most);
-  const float factor = most < kInfinity && largest > 0x1p-119f ? 127.0f / largest : 0.0f;
-  const int64_t padded = ceil_div(p.rows, int64_t{8}) * 8;
-  if (lane == 0) p.scales[chunk * padded + row] = most < kInfinity && factor == 0.0f ? 0.0f : largest * (1.0f / 127.0f);
-  int codes[8], sum = 0;
+  const bool some = most < kInfinity && largest > 0x1p-119f;
+  int codes[8], sum, levels = 127;
+  const auto round = [&] {
+    const float factor = static_cast<float>(levels) / largest;
+    int magnitudes = 0;
+    sum = 0;
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    codes[n] = factor == 0.0f ? 0 : __float2int_rn(values[n] * factor);
-    sum += codes[n];
-  }
+    for (int n = 0; n < 8; ++n) {
+      codes[n] = some ? __float2int_rn(values[n] * factor) : 0;
+      sum += codes[n];
+      magnitudes += abs(codes[n]);
+    }
+    return __reduce_add_sync(kAllLanes, magnitudes);
+  };
+  if (round() > kMostCodeSum) levels = 63, round();
+  const int64_t padded = ceil_div(p.rows, int64_t{8}) * 8;
+  if (lane == 0)
+    p.scales[chunk * padded + row] = most < kInfinity && !some ? 0.0f : largest * (1.0f / static_cast<float>(levels));
   sum += __shfl_xor_sync(kAllLanes, sum, 1);
+  sum += __shfl_xor_sync(kAllLanes, sum, 2);
   if (lane % 2 == 0)
     store(p.sums + ((chunk * padded / 8 + row / 8) * 2 + lane / 16) * 64 + row % 8 * 8 + lane / 2 % 8,
-          static_cast<float>(sum));
+          static_cast<float>(sum) * 0x1p-12f);
   int8_t* to = p.codes + row * p.columns + chunk * kIntegerChunk + lane / 8 * 64 + lane % 8 * 2;
 #pragma unroll
   for (int n = 0; n < 4; ++n)
     *reinterpret_cast<uint16_t*>(to + n * 16) =
         static_cast<uint16_t>((codes[2 * n] & 255) | (codes[2 * n + 1] & 255) << 8);
+  // Of 16 columns, a pair of lanes has columns 2 t and 2 t + 1 in one, 2 t + 8 and 2 t + 9 in the other; the first lane
+  // stores those with an even number.
+  const bool second = lane % 2 == 1;
   float halves[8];
 #pragma unroll
-  for (int n = 0; n < 8; ++n) halves[n] = static_cast<float>(codes[n]);
+  for (int t = 0; t < 4; ++t) {
+    const int other = __shfl_xor_sync(kAllLanes, second ? codes[2 * t] : codes[2 * t + 1], 1);
+    halves[2 * t] = static_cast<float>(second ? other : codes[2 * t]);
+    halves[2 * t + 1] = static_cast<float>(second ? codes[2 * t + 1] : other);
+  }
   store_vector(p.halves + row * p.columns + chunk * kIntegerChunk + lane * 8, halves);
 }
 

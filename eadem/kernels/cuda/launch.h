@@ -115,6 +115,7 @@ struct Int8ChunkPlanes {
   int64_t rows = 0, columns = 0;  // columns are a multiple of kIntegerChunk
 };
 inline constexpr int64_t kIntegerChunk = 256;
+inline constexpr int kMostCodeSum = (1 << 24) / (15 * 63);  // of the magnitudes of a chunk's codes
 
 struct RmsNormParams {
   const void* x;       // [rows, hidden] dtype

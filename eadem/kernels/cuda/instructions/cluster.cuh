@@ -25,9 +25,17 @@ __device__ inline uint32_t address_in_block(uint32_t address, int rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
   return result;
 }
-// Arrives at a barrier by such an address, as arrive_at_block.
-__device__ inline void arrive_in_cluster(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+// Arrives, where `wanted`, at a barrier by such an address, as arrive_at_block. There is no branch: ptxas takes one for
+// the end of what it knows of products that run.
+__device__ inline void arrive_in_cluster(uint32_t barrier, bool wanted) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.b32 wanted, %1, 0;\n"
+      "@wanted mbarrier.arrive.shared::cluster.b64 _, [%0];\n"
+      "}\n" ::"r"(barrier),
+      "r"(static_cast<int>(wanted))
+      : "memory");
 }
 // Arrives at the barrier of block `rank` that stands where this block's barrier `barrier` does. It orders reads, but
 // what this block wrote may not be visible to the other one.

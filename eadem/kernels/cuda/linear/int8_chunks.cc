@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <vector>
 
 #include "eadem/core/tensor.h"
@@ -11,7 +12,7 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
-constexpr int64_t kChunk = kIntegerChunk, kHalf = 16, kHalves = kChunk / kHalf;
+constexpr int64_t kChunk = kIntegerChunk, kGroup = 32, kGroups = kChunk / kGroup;
 
 int64_t round_up(int64_t rows) { return (rows + 7) / 8 * 8; }
 
@@ -19,6 +20,11 @@ int64_t round_up(int64_t rows) { return (rows + 7) / 8 * 8; }
 int64_t place_of(int64_t column) {
   const int64_t in_piece = column % 64, step = in_piece / 16, half = in_piece % 16 / 8;
   return column - in_piece + column % 8 / 2 * 16 + step * 4 + half * 2 + column % 2;
+}
+
+// Where it stands among the halves.
+int64_t half_place_of(int64_t column) {
+  return column - column % 16 + column % 2 * 8 + column % 8 / 2 * 2 + column % 16 / 8;
 }
 
 }  // namespace
@@ -59,18 +65,29 @@ void Int8Chunks::encode_pieces(const TensorView& encoded, const TensorView& valu
       for (int64_t i = 0; i < kChunk; ++i)
         if (!(std::fabs(x[i]) <= largest)) largest = std::isnan(largest) ? largest : std::fabs(x[i]);
       const bool finite = std::isfinite(largest);
-      const float factor = finite && largest > 0x1p-119f ? 127.0f / largest : 0.0f;
-      planes.scales[chunk * padded + row] = finite && factor == 0.0f ? 0.0f : largest * (1.0f / 127.0f);
-      std::array<int, kHalves> sums{};
+      const bool some = finite && largest > 0x1p-119f;
+      std::array<int, kChunk> codes{};
+      const auto round = [&](float levels) {
+        int magnitudes = 0;
+        for (int64_t i = 0; some && i < kChunk; ++i) {
+          codes[static_cast<size_t>(i)] = static_cast<int>(std::nearbyint(x[i] * (levels / largest)));
+          magnitudes += std::abs(codes[static_cast<size_t>(i)]);
+        }
+        return magnitudes;
+      };
+      float levels = 127;
+      if (round(levels) > kMostCodeSum) round(levels = 63);
+      planes.scales[chunk * padded + row] = finite && !some ? 0.0f : largest * (1.0f / levels);
+      std::array<int, kGroups> sums{};
       for (int64_t i = 0; i < kChunk; ++i) {
-        const int code = static_cast<int>(factor == 0.0f ? 0.0f : std::nearbyint(x[i] * factor));
+        const int code = codes[static_cast<size_t>(i)];
         planes.codes[row * columns + chunk * kChunk + place_of(i)] = static_cast<int8_t>(code);
-        planes.halves[row * columns + chunk * kChunk + i] = f16_t::from_float(static_cast<float>(code));
-        sums[static_cast<size_t>(i / kHalf)] += code;
+        planes.halves[row * columns + chunk * kChunk + half_place_of(i)] = f16_t::from_float(static_cast<float>(code));
+        sums[static_cast<size_t>(i / kGroup)] += code;
       }
-      for (int64_t i = 0; i < kHalves; ++i)
+      for (int64_t i = 0; i < 2 * kGroups; ++i)
         planes.sums[((chunk * padded / 8 + row / 8) * 2 + i / 8) * 64 + row % 8 * 8 + i % 8] =
-            f16_t::from_float(static_cast<float>(sums[static_cast<size_t>(i)]));
+            f16_t::from_float(static_cast<float>(sums[static_cast<size_t>(i / 2)]) * 0x1p-12f);
     }
   }
 }

@@ -7,15 +7,19 @@
 //
 // `largest` is the largest magnitude of the chunk. Below 2^-119 it is taken as 0: scale and codes are 0. Where a value
 // is not finite, neither is the scale, and the codes are 0, which decode to NaN. So does the CPU round
-// (cpu/linear/int8_rows.h).
+// (cpu/linear/int8_rows.h). Where the codes' magnitudes add up to more than kMostCodeSum, 127 becomes 63: their sum
+// with the largest weights, 15 * 63, then is an integer below 2^24. Only a chunk whose values are mostly as large as
+// its largest is so.
 //
 // Planes, for C chunks of a row and R rows, of which there is room for R8, a multiple of 8:
 //   codes   i8   [R, columns]          of each 64 columns, 16 bytes for lane t = 0 ... 3 of a warp's four: of each 16
 //                                      columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, as fragments have them (mma.cuh)
 //   scales  f32  [C, R8]
-//   halves  f16  [R, columns]          the codes once more
-//   sums    f16  [C, R8 / 8, 2, 8, 8]  of the codes of 16 columns each: [chunk][8 rows][half of the chunk][row][sum],
-//                                      as wgmma reads them (narrow_operand)
+//   halves  f16  [R, columns]          the codes once more, of each 16 columns 0, 8, 2, 10, 4, 12, 6, 14, 1, 9, 3, 11,
+//                                      5, 13, 7, 15 (integer_products.cuh)
+//   sums    f16  [C, R8 / 8, 2, 8, 8]  of the codes of 32 columns each, each twice, times 2^-12 and rounded to f16:
+//                                      [chunk][8 rows][half of the chunk][row][sum], as wgmma reads them
+//                                      (narrow_operand)
 #pragma once
 
 #include "eadem/core/encoding.h"

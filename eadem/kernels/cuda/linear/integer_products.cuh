@@ -4,15 +4,22 @@
 // scale. Of output n and token t,
 //
 //   y = sum over chunks c of u_c * scale_c, in f32, in order of c, by one fma for each
-//   u = fma(I_1, d, fma(I_0, d, -(M * dmin)))   of four bits
-//   u = C * d                                   of six bits
+//   u = I' * D   of four bits
+//   u = C * d    of six bits
 //
-//   I_0, I_1  of each half of a chunk, the sum of sub-scale * code * token's code: an integer below 2^24, which has one
-//             value in whatever order its terms are added
-//   M         of the chunk, the sum of sub-min * token's code: such an integer, too
-//   C         of the chunk, a chain of tensor-core products of 16 columns each (mma.cuh): (code - 32) * sub-scale,
-//             rounded to f16, times the token's code
-//   d, dmin   the scales of the weight's block; scale_c is the token's
+//   I    of the chunk, the sum of sub-scale * code * token's code: an integer below 2^24 (int8_chunks.h bounds the sum
+//   of
+//        the token's codes), which has one value in whatever order its terms are added
+//   I'   I and one step of 16 columns of the tensor core (mma.cuh) more, which subtracts m * S for each of the eight
+//        groups: m = sub-min * dmin / D as the sum of two f16, S the sum of the token's codes of the group, in f16
+//   D    d, unless m would be larger than an f16 can be (MinScale)
+//   C    of the chunk, a chain of tensor-core products of 16 columns each: (code - 32) * sub-scale, rounded to f16,
+//        times the token's code
+//   d, dmin  the scales of the weight's block; scale_c is the token's
+//
+// Codes become f16 without arithmetic: their bits are those of code * 2^-24. So all of I' is multiplied by 2^-19, and
+// of the minimums, m by 2^-7 and S by 2^-12. In an f16 fragment columns 2 t and 2 t + 8 of a step stand at 2 t and 2 t
+// + 1, 2 t + 1 and 2 t + 9 at 2 t + 8 and 2 t + 9, as a word of four codes has them in its halves.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -50,11 +57,21 @@ __device__ inline __half2 halves(uint32_t bits) { return *reinterpret_cast<const
 __device__ inline uint32_t bits_of(__half2 value) { return *reinterpret_cast<const uint32_t*>(&value); }
 __device__ inline __half2 both(float value) { return __float2half2_rn(value); }
 // The bytes of `bytes` that a selector names as f16: 1024 + byte.
-inline constexpr uint32_t kFirstBytes = 0x4140u, kLastBytes = 0x4342u;  // bytes 0 and 1, 2 and 3
-inline constexpr uint32_t kOneByte = 0x4040u;                           // byte 0 twice
-__device__ inline uint32_t spread(uint32_t bytes, uint32_t selector) {
-  return __byte_perm(bytes, 0x64646464u, selector);
+inline constexpr uint32_t kEvenBytes = 0x4240u, kOddBytes = 0x4341u;  // bytes 0 and 2, 1 and 3
+inline constexpr uint32_t kOneByte = 0x4040u;                         // byte 0 twice
+__device__ inline __half2 spread(uint32_t bytes, uint32_t selector) {
+  return halves(__byte_perm(bytes, 0x64646464u, selector));
 }
+
+// How sub-scales of four bits, as f16 of 1024 more, become what the bits of codes are multiplied by: 32 factor *
+// sub-scale in row g, and in row g + 8, whose codes are 16 times themselves, 2 factor * sub-scale.
+struct CodeFactors {
+  __half2 by[2], minus[2];
+
+  CodeFactors() = default;
+  __device__ CodeFactors(float factor, float factor8)
+      : by{both(32 * factor), both(2 * factor8)}, minus{both(-32768 * factor), both(-2048 * factor8)} {}
+};
 
 // What a lane holds of a piece of 64 columns of a block.
 template <bool kSix>
@@ -75,8 +92,8 @@ struct Codes {
       subs[i][0] = from[i * kFragmentBlockRows], subs[i][1] = from[i * kFragmentBlockRows + 8];
   }
 
-  // The fragments of steps 2 group and 2 group + 1: codes * sub-scales.
-  __device__ void decode(uint32_t (&a)[2][4], int group) const {
+  // The fragments of steps 2 group and 2 group + 1: codes * sub-scales, of four bits times 2^-19 and `factors`.
+  __device__ void decode(uint32_t (&a)[2][4], int group, const CodeFactors& factors) const {
     if constexpr (kSix) {
       constexpr uint32_t kNibbles = 0x0f0f0f0fu, kTops = 0x30303030u;
 #pragma unroll
@@ -84,51 +101,42 @@ struct Codes {
         const uint32_t top = group == 0 ? tops.x : tops.y, word = words_of(words)[2 * group + step];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const __half2 scale = __hadd2(halves(spread(subs[2 * group + step][r] ^ 0x80u, kOneByte)), both(-1152.0f));
+          const __half2 scale = __hadd2(spread(subs[2 * group + step][r] ^ 0x80u, kOneByte), both(-1152.0f));
           const int shift = 4 - 4 * step - 2 * r;
           const uint32_t bytes =
               ((r == 0 ? word : word >> 4) & kNibbles) | ((shift >= 0 ? top << shift : top >> -shift) & kTops);
 #pragma unroll
           for (int h = 0; h < 2; ++h)
-            a[step][2 * h + r] = bits_of(
-                __hmul2(__hadd2(halves(spread(bytes, h == 0 ? kFirstBytes : kLastBytes)), both(-1056.0f)), scale));
+            a[step][2 * h + r] =
+                bits_of(__hmul2(__hadd2(spread(bytes, h == 0 ? kEvenBytes : kOddBytes), both(-1056.0f)), scale));
         }
       }
     } else {
-      // The codes of row g are 1024 + code in f16, those of row g + 8 1024 + 16 code.
-      constexpr uint32_t kLow = 0xff0fff0fu, kHigh = 0xfff0fff0u;
-      const __half2 low_scale = __hadd2(halves(spread(subs[group][0], kOneByte)), both(-1024.0f));
-      const __half2 high_scale = __hfma2(halves(spread(subs[group][1], kOneByte)), both(1.0f / 16), both(-64.0f));
-      const __half2 low_offset = __hmul2(low_scale, both(-1024.0f)), high_offset = __hmul2(high_scale, both(-1024.0f));
+      const __half2 scale[2] = {__hfma2(spread(subs[group][0], kOneByte), factors.by[0], factors.minus[0]),
+                                __hfma2(spread(subs[group][1], kOneByte), factors.by[1], factors.minus[1])};
 #pragma unroll
       for (int step = 0; step < 2; ++step)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const uint32_t bytes = spread(words_of(words)[2 * group + step], h == 0 ? kFirstBytes : kLastBytes);
-          a[step][2 * h] = bits_of(__hfma2(halves(bytes & kLow), low_scale, low_offset));
-          a[step][2 * h + 1] = bits_of(__hfma2(halves(bytes & kHigh), high_scale, high_offset));
+          const uint32_t word = words_of(words)[2 * group + step] >> (8 * h);
+          a[step][2 * h] = bits_of(__hmul2(halves(word & 0x000f000fu), scale[0]));
+          a[step][2 * h + 1] = bits_of(__hmul2(halves(word & 0x00f000f0u), scale[1]));
         }
     }
   }
 };
 
-// Two integers below 2048 as f16.
-__device__ inline uint32_t halves_of(int low, int high) {
-  const __half2 pair = __halves2half2(__int2half_rn(low), __int2half_rn(high));
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
 // Where a lane finds the rows of all tokens of a product. Tokens beyond the last are the last.
 struct IntegerRows {
   const int8_t* codes;
   const uint32_t* sums;
-  int64_t chunk_sums;  // words from a chunk's sums to the next one's
+  int chunk_sums;  // words from a chunk's sums to the next one's
   int tokens;
 
   __device__ IntegerRows(const LinearStreamParams& p, int tokens_, int lane)
       : codes(static_cast<const int8_t*>(p.x) + lane % 4 * 16),
         sums(static_cast<const uint32_t*>(p.x_sums) + lane % 4),
-        chunk_sums(ceil_div(p.tokens, int64_t{8}) * 64),
+        chunk_sums((tokens_ + 7) / 8 * 64),
         tokens(tokens_) {}
 };
 
@@ -136,7 +144,7 @@ struct IntegerRows {
 template <int kTiles>
 struct IntegerTokens {
   uint4 codes[kTiles][kFragmentPieces];  // of token g
-  uint32_t sums[kTiles][2];              // of token g, halves of groups 2 t, 2 t + 1, and these + 8: f16
+  uint32_t sums[kTiles][2];              // of token g, of groups t and t + 4: f16, twice
 
   __device__ IntegerTokens(const IntegerRows& rows, const LinearStreamParams& p, int chunk, int lane) {
 #pragma unroll
@@ -151,14 +159,43 @@ struct IntegerTokens {
   }
 };
 
-// The fragment of a block of q4_k by which the sums of a token's codes are multiplied: columns 2 t, 2 t + 1 are the
-// halves of group t, and those + 8 of group t + 4.
-__device__ inline void load_minimums(uint32_t (&min)[4], const uint8_t* block, int lane) {
+inline constexpr float kUnit = 0x1p-19f;  // of I'
+
+// How a row of a block of q4_k is scaled: d * code - dmin * min = D * (factor * code - ratio * min).
+struct MinScale {
+  float scale, ratio, factor;  // D, dmin / D, and a power of two or 0
+
+  __device__ MinScale(float d, float dmin) {
+    scale = d, ratio = __fdividef(dmin, d), factor = 1.0f;
+    if (fabsf(ratio) > 0x1p16f) {  // a block of almost one value
+      factor = 0x1p-5f, scale *= 1 / factor, ratio *= factor;
+      // Codes move such a value by less than 2^-11 of dmin.
+      if (fabsf(ratio) > 0x1p16f) factor = 0.0f, scale = dmin, ratio = 1.0f;
+    }
+    if (dmin == 0.0f) ratio = 0.0f;
+  }
+};
+// Those of rows g and g + 8.
+struct MinScales {
+  MinScale row[2];
+
+  __device__ MinScales(const uint8_t* block, int lane) : row{of(block, lane / 4), of(block, lane / 4 + 8)} {}
+  __device__ static MinScale of(const uint8_t* block, int row) {
+    return {__half2float(reinterpret_cast<const __half*>(block + kFourBits.scales)[row]),
+            __half2float(reinterpret_cast<const __half*>(block + kFourBits.mins)[row])};
+  }
+};
+
+// The fragment of a block of q4_k by which the sums of a token's codes are multiplied: columns 2 t, 2 t + 1 are -2^-7 m
+// of group t, as the f16 next to it and the rest, and those + 8 of group t + 4.
+__device__ inline void load_minimums(uint32_t (&min)[4], const uint8_t* block, const MinScales& scales, int lane) {
   const uint8_t* subs = block + kFourBits.sub_mins + lane % 4 * kFragmentBlockRows + lane / 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int value = subs[i % 2 * 8 + i / 2 * 4 * kFragmentBlockRows];
-    min[i] = halves_of(value, value);
+    const float m =
+        static_cast<float>(subs[i % 2 * 8 + i / 2 * 4 * kFragmentBlockRows]) * (scales.row[i % 2].ratio * -0x1p-7f);
+    const __half most = __float2half_rn(m);
+    min[i] = bits_of(__halves2half2(most, __float2half_rn(m - __half2float(most))));
   }
 }
 
@@ -167,47 +204,37 @@ template <int kTiles>
 __device__ inline void multiply_four_bits(float (&u)[kTiles][4], const IntegerTokens<kTiles>& x, const uint8_t* block,
                                           int lane) {
   constexpr uint32_t kNibbles = 0x0f0f0f0fu;
-  const int row = lane / 4;
+  const MinScales scales(block, lane);
   uint32_t min[4];
-  load_minimums(min, block, lane);
-  const auto* d = reinterpret_cast<const __half*>(block + kFourBits.scales) + row;
-  const auto* dmin = reinterpret_cast<const __half*>(block + kFourBits.mins) + row;
-  const float scale[2] = {__half2float(d[0]), __half2float(d[8])};
-  const float min_scale[2] = {__half2float(dmin[0]), __half2float(dmin[8])};
+  load_minimums(min, block, scales, lane);
+  int sum[kTiles][4] = {};
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) {
-    float sum[4] = {};
-    mma_f16(sum, min, x.sums[t][0], x.sums[t][1]);
+  for (int piece = 0; piece < kFragmentPieces; ++piece) {
+    const uint4 loaded = reinterpret_cast<const uint4*>(block)[piece * kWarp + lane];
+    const uint32_t(&words)[4] = words_of(loaded);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) u[t][i] = -__fmul_rn(sum[i], min_scale[i / 2]);
-  }
+    for (int group = 0; group < 2; ++group) {
+      const uint8_t* subs = block + kFourBits.sub_scales + (piece * 2 + group) * kFragmentBlockRows + lane / 4;
+      const int sub_scale[2] = {subs[0], subs[8]};
+      const uint32_t first = words[2 * group], second = words[2 * group + 1];
+      const uint32_t a[4] = {first & kNibbles, first >> 4 & kNibbles, second & kNibbles, second >> 4 & kNibbles};
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    int sum[kTiles][4] = {};
+      for (int t = 0; t < kTiles; ++t) {
+        int dot[4] = {};
+        const uint32_t(&b)[4] = words_of(x.codes[t][piece]);
+        mma(dot, a, b[2 * group], b[2 * group + 1]);
 #pragma unroll
-    for (int piece = 2 * half; piece < 2 * half + 2; ++piece) {
-      const uint4 loaded = reinterpret_cast<const uint4*>(block)[piece * kWarp + lane];
-      const uint32_t(&words)[4] = words_of(loaded);
-#pragma unroll
-      for (int group = 0; group < 2; ++group) {
-        const uint8_t* subs = block + kFourBits.sub_scales + (piece * 2 + group) * kFragmentBlockRows + row;
-        const int sub_scale[2] = {subs[0], subs[8]};
-        const uint32_t first = words[2 * group], second = words[2 * group + 1];
-        const uint32_t a[4] = {first & kNibbles, first >> 4 & kNibbles, second & kNibbles, second >> 4 & kNibbles};
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-          int dot[4] = {};
-          const uint32_t(&b)[4] = words_of(x.codes[t][piece]);
-          mma(dot, a, b[2 * group], b[2 * group + 1]);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) sum[t][i] += dot[i] * sub_scale[i / 2];
-        }
+        for (int i = 0; i < 4; ++i) sum[t][i] += dot[i] * sub_scale[i / 2];
       }
     }
+  }
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t)
+  for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) u[t][i] = fmaf(static_cast<float>(sum[t][i]), scale[i / 2], u[t][i]);
+    for (int i = 0; i < 4; ++i) u[t][i] = static_cast<float>(sum[t][i]) * (scales.row[i / 2].factor * kUnit);
+    mma_f16(u[t], min, x.sums[t][0], x.sums[t][1]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) u[t][i] *= scales.row[i / 2].scale * (1 / kUnit);
   }
 }
 
@@ -223,16 +250,16 @@ __device__ inline void multiply_six_bits(float (&u)[kTiles][4], const IntegerTok
 #pragma unroll
     for (int group = 0; group < 2; ++group) {
       uint32_t a[2][4];
-      codes.decode(a, group);
+      codes.decode(a, group, {});
 #pragma unroll
       for (int step = 0; step < 2; ++step)
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
           const uint32_t bytes = words_of(x.codes[t][piece])[2 * group + step] ^ 0x80808080u;  // code + 128
           const auto half_of = [&](uint32_t selector) {
-            return bits_of(__hadd2(halves(spread(bytes, selector)), both(-1152.0f)));
+            return bits_of(__hadd2(spread(bytes, selector), both(-1152.0f)));
           };
-          mma_f16(u[t], a[step], half_of(kFirstBytes), half_of(kLastBytes));
+          mma_f16(u[t], a[step], half_of(kEvenBytes), half_of(kOddBytes));
         }
     }
   }

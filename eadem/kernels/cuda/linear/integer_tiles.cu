@@ -3,7 +3,7 @@
 // Products of many rows of 8-bit codes with K-quants, with the bits of integer_stream.cu. A block computes tiles of 64
 // or 128 tokens and 128 rows of the weight, 64 for each of two warpgroups (or 64 rows and 64 tokens for each). A warp
 // decodes the 16 rows it multiplies into fragments of f16, codes times their sub-scales; wgmma multiplies them with the
-// codes of the tokens in shared memory.
+// codes of the tokens in shared memory. The warpgroups multiply a chunk of 256 columns in turns.
 //
 // Blocks are paired (a cluster of two), with the same tokens and rows one after another: each copies half of the tokens
 // for both.
@@ -25,17 +25,20 @@ constexpr int kGroupRows = 64;  // of the weight, of a warpgroup
 constexpr int kMultiplyingWarps = kWarpgroups * kWarpgroup / kWarp;
 constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;  // of the last, two copy
 constexpr int kPair = 2;                                  // blocks of a cluster
-constexpr int kPanels = kFragmentPieces;                  // of a chunk
-constexpr int kStages = 8;                                // panels of tokens
-constexpr int kTurns = 3;                                 // chunks whose slots are in memory
-constexpr uint32_t kStepBytes = 32;                       // of k in one wgmma
+// Registers of a thread that multiplies, and of one that copies: what all have at first is all there is.
+constexpr int kGrown = 232, kShrunk = 40;
+static_assert(kWarpgroups * kGrown + kShrunk <= (kWarpgroups + 1) * (65536 / kThreads / 8 * 8));
+constexpr int kPanels = kFragmentPieces;  // of a chunk
+constexpr int kStagePanels = 2;           // of tokens
+constexpr int kFirstTurn = 1;             // the named barrier of the first warpgroup's turns
+constexpr uint32_t kStepBytes = 32;       // of k in one wgmma
 
 // kWide: the warpgroups have different rows of the weight, else different tokens.
 template <bool kSix_, bool kWide_, int kTokens_>
 struct Shape {
   static constexpr bool kSix = kSix_, kWide = kWide_;
   static constexpr int kTokens = kTokens_;  // of a tile
-  static constexpr uint32_t kPanelBytes = kTokens * kPanelRowBytes;
+  static constexpr uint32_t kPanelBytes = kTokens * kPanelRowBytes, kStageBytes = kStagePanels * kPanelBytes;
   // The slot of a chunk: sums of its tokens (narrow_operand), their scales, then the encoded blocks of its rows.
   static constexpr uint32_t kSumBytes = kTokens * 32, kScaleBytes = kTokens * 4;
   static constexpr int kRows = kGroupRows * (kWide ? kWarpgroups : 1);
@@ -45,7 +48,10 @@ struct Shape {
   static constexpr uint32_t kBlockBytes = kLayout.block_bytes;
   static constexpr int kBlockRows = kRows / kFragmentBlockRows;  // rows of blocks
   static constexpr uint32_t kSlotBytes = (kSumBytes + kScaleBytes + kBlockRows * kBlockBytes + 127) / 128 * 128;
-  static constexpr uint32_t kSharedBytes = kStages * kPanelBytes + kTurns * kSlotBytes;
+  static constexpr int kTurns = 3;  // chunks whose slots are in memory
+  static constexpr int kStages = kTokens > 128 ? 3 : 4;
+  static constexpr uint32_t kSharedBytes = kStages * kStageBytes + kTurns * kSlotBytes;
+  static_assert(kSharedBytes <= 226 * 1024);
 };
 
 // Shared memory, and the barriers in it.
@@ -77,17 +83,20 @@ __device__ inline void copy_tokens(const LinearStreamParams& p, const CUtensorMa
                                    int num_chunks, int rank) {
   const Tiles<S> tiles(p);
   const uint64_t policy = l2_policy<L2Policy::evict_last>();
-  RingPlace<kStages> place{0, 1};  // parity of the phase before the first: the first round waits for nothing
+  RingPlace<S::kStages> place{0, 1};  // parity of the phase before the first: the first round waits for nothing
   wait_for_earlier_kernels();
   for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step())
-    for (int panel = 0; panel < num_chunks * kPanels; ++panel) {
+    for (int panel = 0; panel < num_chunks * kPanels; panel += kStagePanels) {
       barrier_wait(memory.ring.empty_at(place.stage), place.parity);
       const uint32_t full = memory.ring.full_at(place.stage);
-      barrier_arrive_expecting(full, S::kPanelBytes);
-      copy_box_to_blocks_async((memory.stages + static_cast<uint32_t>(place.stage) * S::kPanelBytes) +
-                                   static_cast<uint32_t>(rank) * (S::kPanelBytes / kPair),
-                               map, tiles.token_of(tile) + rank * (S::kTokens / kPair), panel, full, (1 << kPair) - 1,
-                               policy);
+      const uint32_t to = memory.stages + static_cast<uint32_t>(place.stage) * S::kStageBytes +
+                          static_cast<uint32_t>(rank) * (S::kPanelBytes / kPair);
+      barrier_arrive_expecting(full, S::kStageBytes);
+#pragma unroll
+      for (int i = 0; i < kStagePanels; ++i)
+        copy_box_to_blocks_async(to + static_cast<uint32_t>(i) * S::kPanelBytes, map,
+                                 tiles.token_of(tile) + rank * (S::kTokens / kPair), panel + i, full, (1 << kPair) - 1,
+                                 policy);
       place.advance();
     }
 }
@@ -116,10 +125,10 @@ __device__ inline void copy_slots(const LinearStreamParams& p, const Memory& mem
     }
   };
   // Weights do not depend on earlier kernels: the first ones are there before tokens are.
-  const int early = min(kTurns, num_chunks);
+  const int early = min(S::kTurns, num_chunks);
   for (int chunk = 0; chunk < early; ++chunk) copy_blocks(chunk, tiles.first(), chunk);
   wait_for_earlier_kernels();
-  RingPlace<kTurns> turn{0, 1};
+  RingPlace<S::kTurns> turn{0, 1};
   for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step())
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
       if (tile != tiles.first() || chunk >= early) {
@@ -176,94 +185,90 @@ __device__ inline void store_outputs(const LinearStreamParams& p, const float (&
 template <typename Y, typename S>
 __device__ inline void multiply_tiles(const LinearStreamParams& p, const Memory& memory, int num_chunks, int rank,
                                       int warp, int lane) {
+  using Sums = float[S::kTokenTiles][4];
   const int group = warp / (kWarpgroup / kWarp);
   const int row_block = S::kWide ? warp : warp % (kWarpgroup / kWarp);  // of a tile
   const int group_token = S::kWide ? 0 : group * S::kGroupTokens;
   const Tiles<S> tiles(p);
-  RingPlace<kStages> place;
-  RingPlace<kTurns> turn;
-  float sum[S::kTokenTiles][4], chain[S::kTokenTiles][4], u[S::kSix ? 1 : S::kTokenTiles][4];
-  uint32_t a[2][2][4];  // of two units
+  RingPlace<S::kStages> place;
+  RingPlace<S::kTurns> turn;
+  Sums sum, chain;
+  uint32_t a[2][2][4];  // of two batches of products
   const uint32_t left = address_in_block(memory.ring.empty, lane % kPair);
   const auto leave = [&](int stage) {
-    if (lane < kPair) arrive_in_cluster(left + static_cast<uint32_t>(stage) * kBarrierBytes);
+    arrive_in_cluster(left + static_cast<uint32_t>(stage) * kBarrierBytes, lane < kPair);
   };
+  const auto last_of_all = [&](int tile, int chunk) {
+    return tile + tiles.step() >= tiles.count() && chunk + 1 == num_chunks;
+  };
+  if (group == 1) named_barrier_arrive(kFirstTurn, kWarpgroups * kWarpgroup);
   for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step()) {
 #pragma unroll
     for (int t = 0; t < S::kTokenTiles; ++t) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = 0.0f;
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
-      const uint8_t* const slot_bytes = memory.slots + turn.stage * S::kSlotBytes;
-      const uint8_t* const block = slot_bytes + S::kSumBytes + S::kScaleBytes + row_block * S::kBlockBytes;
-      const uint32_t slot = shared_address(slot_bytes);
+      constexpr int kBatches = 2 * kPanels;
+      const uint8_t* const slot = memory.slots + turn.stage * S::kSlotBytes;
+      const uint8_t* const block = slot + S::kSumBytes + S::kScaleBytes + row_block * S::kBlockBytes;
       barrier_wait(memory.slot_ring.full_at(turn.stage), turn.parity);
-      const auto* d = reinterpret_cast<const __half*>(block + S::kLayout.scales) + lane / 4;
-      const float scale[2] = {__half2float(d[0]), __half2float(d[8])};
+      float scale[2];
+      CodeFactors factors;
       uint32_t min[4];
-      if constexpr (!S::kSix) {
-        load_minimums(min, block, lane);
-        wgmma_fence();
-        wgmma_f16(u, min, narrow_operand(slot + static_cast<uint32_t>(group_token) * 32), false);
-        wgmma_commit();
+      if constexpr (S::kSix) {
+        const auto* d = reinterpret_cast<const __half*>(block + S::kLayout.scales) + lane / 4;
+        scale[0] = __half2float(d[0]), scale[1] = __half2float(d[8]);
+      } else {
+        const MinScales scales(block, lane);
+        scale[0] = scales.row[0].scale * (1 / kUnit), scale[1] = scales.row[1].scale * (1 / kUnit);
+        factors = CodeFactors(scales.row[0].factor, scales.row[1].factor);
+        load_minimums(min, block, scales, lane);
       }
-      constexpr int kBatch = S::kSix ? kPanels : kPanels / 2;  // panels of a chain
+      int before = 0;  // the stage before
+      Codes<S::kSix> codes(block, 0, lane);
+      codes.decode(a[0], 0, factors);
+      barrier_wait(memory.ring.full_at(place.stage), place.parity);
+      // The warpgroups multiply in turns: while one has the tensor cores, the other scales and adds.
+      named_barrier_sync(kFirstTurn + group, kWarpgroups * kWarpgroup);
 #pragma unroll
-      for (int batch = 0; batch < kPanels; batch += kBatch) {
-        int before = 0;  // the stage of the panel before
+      for (int batch = 0; batch < kBatches; ++batch) {  // of two products, whose fragments the batch before decoded
+        const int in_stage = batch / 2 % kStagePanels, half = batch % 2;
+        const bool first_of_stage = in_stage == 0 && half == 0, last_of_stage = (batch + 1) % (2 * kStagePanels) == 0;
+        if (first_of_stage && batch > 0) barrier_wait(memory.ring.full_at(place.stage), place.parity);
+        const Operand tokens((memory.stages + static_cast<uint32_t>(place.stage) * S::kStageBytes) +
+                                 static_cast<uint32_t>(in_stage) * S::kPanelBytes +
+                                 static_cast<uint32_t>(group_token) * kPanelRowBytes,
+                             0);
+        wgmma_fence();
 #pragma unroll
-        for (int panel = batch; panel < batch + kBatch; ++panel) {
-          const Codes<S::kSix> codes(block, panel, lane);
-          barrier_wait(memory.ring.full_at(place.stage), place.parity);
-          const Operand tokens((memory.stages + static_cast<uint32_t>(place.stage) * S::kPanelBytes) +
-                                   static_cast<uint32_t>(group_token) * kPanelRowBytes,
-                               0);
-#pragma unroll
-          for (int group = 0; group < 2; ++group) {
-            wgmma_wait<1>();  // the fragments before last are no longer read
-            if (group == 1 && panel > batch) leave(before);
-            codes.decode(a[group], group);
-            wgmma_fence();
-#pragma unroll
-            for (int step = 0; step < 2; ++step)
-              wgmma_f16(chain, a[group][step], tokens.at(static_cast<uint32_t>(2 * group + step) * kStepBytes),
-                        panel > batch || group + step > 0);
-            wgmma_commit();
-          }
+        for (int step = 0; step < 2; ++step)
+          wgmma_f16(chain, a[half][step], tokens.at(static_cast<uint32_t>(2 * half + step) * kStepBytes),
+                    batch + step > 0);
+        if (!S::kSix && batch == kBatches - 1)
+          wgmma_f16(chain, min, narrow_operand(shared_address(slot) + static_cast<uint32_t>(group_token) * 32), true);
+        wgmma_commit();
+        if (batch + 1 < kBatches) {
+          if (half == 1) codes = Codes<S::kSix>(block, (batch + 1) / 2, lane);
+          wgmma_wait<1>();  // the batch before has ended: its fragments, and its stage, are free
+          if (first_of_stage && batch > 0) leave(before);
+          codes.decode(a[1 - half], 1 - half, factors);
+        }
+        if (last_of_stage) {
           before = place.stage;
           place.advance();
         }
-        wgmma_wait<0>();
-        pin(chain);
-        leave(before);
-        if constexpr (!S::kSix) {
-          if (batch == 0) {
-            pin(u);
-            const auto* dmin = reinterpret_cast<const __half*>(block + S::kLayout.mins) + lane / 4;
-            const float min_scale[2] = {__half2float(dmin[0]), __half2float(dmin[8])};
-#pragma unroll
-            for (int t = 0; t < S::kTokenTiles; ++t)
-#pragma unroll
-              for (int i = 0; i < 4; ++i)
-                u[t][i] = fmaf(chain[t][i], scale[i / 2], -__fmul_rn(u[t][i], min_scale[i / 2]));
-          } else {
-#pragma unroll
-            for (int t = 0; t < S::kTokenTiles; ++t)
-#pragma unroll
-              for (int i = 0; i < 4; ++i) u[t][i] = fmaf(chain[t][i], scale[i / 2], u[t][i]);
-          }
-        }
       }
-      const uint32_t token_scales = slot + S::kSumBytes + static_cast<uint32_t>(group_token + lane % 4 * 2) * 4;
+      if (group == 0 || !last_of_all(tile, chunk))
+        named_barrier_arrive(kFirstTurn + 1 - group, kWarpgroups * kWarpgroup);
+      wgmma_wait<0>();
+      pin(chain);
+      leave(before);
+      const uint32_t token_scales =
+          shared_address(slot) + S::kSumBytes + static_cast<uint32_t>(group_token + lane % 4 * 2) * 4;
 #pragma unroll
       for (int t = 0; t < S::kTokenTiles; ++t) {
         const float2 token_scale = load_f32x2(token_scales + t * 32);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float of_token = i % 2 == 0 ? token_scale.x : token_scale.y;
-          if constexpr (S::kSix)
-            sum[t][i] = fmaf(__fmul_rn(chain[t][i], scale[i / 2]), of_token, sum[t][i]);
-          else
-            sum[t][i] = fmaf(u[t][i], of_token, sum[t][i]);
-        }
+        for (int i = 0; i < 4; ++i)
+          sum[t][i] = fmaf(__fmul_rn(chain[t][i], scale[i / 2]), i % 2 == 0 ? token_scale.x : token_scale.y, sum[t][i]);
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(memory.slot_ring.empty_at(turn.stage));
@@ -279,11 +284,12 @@ template <typename Y, typename S>
 __global__ void __launch_bounds__(kThreads, 1)
     integer_tiles(const __grid_constant__ LinearStreamParams p, const __grid_constant__ CUtensorMap token_map) {
   extern __shared__ __align__(1024) uint8_t bytes[];
+  constexpr int kTurns = S::kTurns, kStages = S::kStages;
   __shared__ uint64_t barriers[2 * kStages + 2 * kTurns];
   const uint32_t first = shared_address(barriers);
   const Memory memory{
       .stages = shared_address(bytes),
-      .slots = bytes + kStages * S::kPanelBytes,
+      .slots = bytes + kStages * S::kStageBytes,
       .ring = {first, first + kStages * kBarrierBytes},
       .slot_ring = {first + 2 * kStages * kBarrierBytes, first + (2 * kStages + kTurns) * kBarrierBytes}};
   const int thread = static_cast<int>(threadIdx.x);
@@ -302,10 +308,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int rank = cluster_rank(), num_chunks = static_cast<int>(p.in / kIntegerChunk);
   const int warp = thread / kWarp, lane = thread % kWarp;
   if (warp < kMultiplyingWarps) {
-    grow_registers<232>();
+    grow_registers<kGrown>();
     multiply_tiles<Y, S>(p, memory, num_chunks, rank, warp, lane);
   } else {
-    shrink_registers<40>();
+    shrink_registers<kShrunk>();
     if (warp == kMultiplyingWarps && lane == 0) copy_tokens<S>(p, token_map, memory, num_chunks, rank);
     if (warp == kMultiplyingWarps + 1 && lane == 0) copy_slots<S>(p, memory, num_chunks, rank);
   }
@@ -336,11 +342,19 @@ cudaError_t launch_integer_tiles(const PackedStreamParams& packed, cudaStream_t 
       return six ? launch_shape<Y, Shape<true, true, 64>>(p, stream)
                  : launch_shape<Y, Shape<false, true, 64>>(p, stream);
     // Narrow tiles where wide ones would leave multiprocessors without work.
-    if (Tiles<Shape<false, true, 128>>(p).count() * kPair >= p.multiprocessors)
-      return six ? launch_shape<Y, Shape<true, true, 128>>(p, stream)
-                 : launch_shape<Y, Shape<false, true, 128>>(p, stream);
-    return six ? launch_shape<Y, Shape<true, false, 128>>(p, stream)
-               : launch_shape<Y, Shape<false, false, 128>>(p, stream);
+    if (Tiles<Shape<false, true, 128>>(p).count() * kPair < p.multiprocessors)
+      return six ? launch_shape<Y, Shape<true, false, 128>>(p, stream)
+                 : launch_shape<Y, Shape<false, false, 128>>(p, stream);
+    // A chunk takes as long as some 50 tokens more; the shape that is sooner through with all its rounds is used.
+    const auto cost = [&](auto shape) {
+      using S = decltype(shape);
+      return ceil_div(int64_t{Tiles<S>(p).count()}, p.multiprocessors / kPair) * (S::kTokens + 50);
+    };
+    if (cost(Shape<false, true, 160>()) < cost(Shape<false, true, 128>()))
+      return six ? launch_shape<Y, Shape<true, true, 160>>(p, stream)
+                 : launch_shape<Y, Shape<false, true, 160>>(p, stream);
+    return six ? launch_shape<Y, Shape<true, true, 128>>(p, stream)
+               : launch_shape<Y, Shape<false, true, 128>>(p, stream);
   });
 }
 
