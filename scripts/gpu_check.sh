@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# scripts/gpu_check.sh [--commit SHA] [--results DIR] [--build DIR | --bin DIR] [--part tests|sanitizer|bench]...: on a
-# machine with an NVIDIA GPU, builds with the CUDA backend, runs every test that can run on the device, tests of kernels
-# under compute-sanitizer, then the benchmarks, and writes the record DIR/<device>/<commit>.json (DIR:
-# benchmarks/results). Exits 1 if anything failed; the record says what.
+# scripts/gpu_check.sh [--commit SHA] [--results DIR] [--build DIR | --bin DIR] [--part tests|sanitizer|bench|generic]...:
+# on a machine with an NVIDIA GPU, builds with the CUDA backend, runs every test that can run on the device, tests of
+# kernels under compute-sanitizer, then the benchmarks, and writes the record DIR/<device>/<commit>.json (DIR:
+# benchmarks/results; of the part generic DIR/<device>/generic/<commit>.json). Exits 1 if anything failed; the record says what.
 #
 #   --commit   the commit that this tree is, for a copy without .git
 #   --build    the build directory (build/gpu); a second run in it builds only what changed
 #   --bin      a directory of programs that were built elsewhere: nothing is built here
-#   --part     only this part; may be repeated
+#   --part     only this part; may be repeated. `generic`, which is left out unless asked for: the tests of `tests` with
+#              programs that have PTX of compute_80 alone, so that a Hopper device runs what devices of 8.x run. They are
+#              built in a directory of their own, DIR-generic; --bin names that of such programs
 #
 # Libraries that the machine lacks are taken from .deps/ (scripts/gpu_deps.sh) when it is there.
 #
-# The record: {commit, dirty, date, device, driver, cuda, tests: [{program, name, result, seconds, message?}], benchmarks:
+# The record: {commit, dirty, generic, date, device, driver, cuda, tests: [{program, name, result, seconds, message?}], benchmarks:
 # [{command, result, seconds, output | message}], kernels: output}; result is passed, failed or skipped. `output` is what
 # the benchmark printed as JSON; that of eadem_cuda_bench is `kernels`.
 set -euo pipefail
@@ -22,7 +24,7 @@ root=$PWD
 
 usage() {
   echo "usage: scripts/gpu_check.sh [--commit SHA] [--results DIR] [--build DIR | --bin DIR]" \
-    "[--part tests|sanitizer|bench]..." >&2
+    "[--part tests|sanitizer|bench|generic]..." >&2
   exit 2
 }
 fail() {
@@ -39,7 +41,7 @@ while [[ $# -gt 0 ]]; do
     --build) build=$2 ;;
     --bin) bin=$2 ;;
     --part)
-      [[ " tests sanitizer bench " == *" $2 "* ]] || usage
+      [[ " tests sanitizer bench generic " == *" $2 "* ]] || usage
       parts+=("$2")
       ;;
     *) usage ;;
@@ -49,6 +51,11 @@ done
 
 [[ ${#parts[@]} -gt 0 ]] || parts=(tests sanitizer bench)
 wants() { [[ " ${parts[*]} " == *" $1 "* ]]; }
+architectures='80-real;90a-real'
+if wants generic; then
+  [[ ${#parts[@]} -eq 1 ]] || fail "the part generic has programs of its own; run it alone"
+  build="$build-generic" architectures=80-virtual
+fi
 
 # --- 1. What this is.
 if [[ -z "$commit" ]]; then
@@ -77,7 +84,7 @@ built=passed
 if [[ -z "$bin" ]]; then
   bin="$build/bin"
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DEADEM_CUDA=ON -DEADEM_TESTS=ON -DEADEM_BENCHMARKS=ON \
-    -DCMAKE_CUDA_ARCHITECTURES=90a -DCMAKE_CUDA_COMPILER="$toolkit/bin/nvcc" -DCUDAToolkit_ROOT="$toolkit" \
+    -DCMAKE_CUDA_ARCHITECTURES="$architectures" -DCMAKE_CUDA_COMPILER="$toolkit/bin/nvcc" -DCUDAToolkit_ROOT="$toolkit" \
     -DCMAKE_GTEST_DISCOVER_TESTS_DISCOVERY_MODE=PRE_TEST > "$logs/configure.log" 2>&1 ||
     { tail -n 40 "$logs/configure.log"; fail "CMake failed"; }
   ninja -C "$build" -j "$(nproc)" -k 0 > "$logs/build.log" 2>&1 || built=failed
@@ -124,7 +131,7 @@ run_tests() {
   fi
 }
 
-if wants tests; then
+if wants tests || wants generic; then
   run_tests kernels_cuda_device_test
   run_tests kernels_cuda_linear_test
   run_tests kernels_cuda_encoded_test
@@ -210,16 +217,19 @@ else
 fi
 
 # --- 5. The record.
-mkdir -p "$results/$slug"
-python3 - "$logs" "$results/$slug/$commit.json" "$commit" "$dirty" "$device" "$driver" \
-  "$("$toolkit/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')" << 'PYTHON'
+folder="$results/$slug"
+! wants generic || folder="$folder/generic"
+mkdir -p "$folder"
+python3 - "$logs" "$folder/$commit.json" "$commit" "$dirty" "$device" "$driver" \
+  "$("$toolkit/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')" "$(wants generic && echo true || echo false)" \
+  << 'PYTHON'
 import datetime
 import json
 import sys
 import xml.etree.ElementTree as xml
 from pathlib import Path
 
-logs, target, commit, dirty, device, driver, cuda = sys.argv[1:]
+logs, target, commit, dirty, device, driver, cuda, generic = sys.argv[1:]
 logs = Path(logs)
 
 tests = []
@@ -256,7 +266,7 @@ for line in (logs / "benchmarks.tsv").read_text().splitlines():
         entry.update(result="failed", message=str(error))
     benchmarks.append(entry)
 
-record = {"commit": commit, "dirty": dirty == "true", "date": datetime.datetime.now(datetime.timezone.utc).isoformat(),
+record = {"commit": commit, "dirty": dirty == "true", "generic": generic == "true", "date": datetime.datetime.now(datetime.timezone.utc).isoformat(),
           "device": device, "driver": driver, "cuda": cuda,
           "tests": tests, "benchmarks": benchmarks}
 if (logs / "kernels.json").exists() and (logs / "kernels.json").stat().st_size > 0:

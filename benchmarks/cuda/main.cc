@@ -345,6 +345,8 @@ int run(int argc, char** argv) {
     }
   }
   Bench bench(open_device(device), filter);
+  if (!bench.cuda().runs_hopper_kernels())
+    throw Unsupported("measures the kernels for Hopper: {}", bench.cuda().hopper_refusal());
 
   const Row add_row = bench.add();
   const Row product = bench.linear("ceiling: product 8192^3", 8192, 8192, 8192, false, DType::bf16);

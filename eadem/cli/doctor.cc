@@ -86,11 +86,14 @@ int doctor(CommandLine command_line) {
   const std::vector<std::string> features = cpu_features();
   JsonValue feature_list = JsonValue::array(), devices = JsonValue::array(), missing = JsonValue::array();
   for (const std::string& feature : features) feature_list.push_back(feature);
-  for (const std::string& name : list_devices())
-    devices.push_back(
-        JsonValue::object()
-            .set("name", name)
-            .set("description", name == "cpu" ? device->description() : open_device(name)->description()));
+  for (const std::string& name : list_devices()) {
+    try {
+      const std::shared_ptr<Device> listed = name == "cpu" ? device : open_device(name);
+      devices.push_back(JsonValue::object().set("name", name).set("description", listed->description()));
+    } catch (const Error& error) {  // a card that runs none of this program's kernels; no cuBLASLt
+      missing.push_back(error.what());
+    }
+  }
   if (!cuda_build)
     missing.push_back(
         "CUDA: this build has none; `cmake --preset cuda` makes one where a CUDA toolkit (12 or newer) is");

@@ -2,7 +2,7 @@
 //
 // A request's logits on a CUDA device are its own, bit for bit: however its prompt is cut into steps, whatever is
 // beside it, wherever its keys are kept, and with fusions or without. The model has random weights, in bf16, in 8-bit
-// floats or in q4_k, and the shapes that the tensor-core kernels take.
+// floats or in q4_k, and the shapes that the tensor-core kernels of Hopper take. Other devices run it, too.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -122,6 +122,9 @@ TEST_P(CudaEngine, ReplayedStepsHaveTheBitsOfOthers) {
 // Products of 8-bit floats and of K-quants take rows that were rounded once for all their readers, most of them by the
 // norm.
 TEST_P(CudaEngine, ProductsRunWhereTheirTypesAreFast) {
+  const auto device = open_cuda_device(0);
+  if (const std::string& why = static_cast<const CudaDevice&>(*device).hopper_refusal(); !why.empty())
+    GTEST_SKIP() << why;
   const auto engine = make();
   const bool rounds = encoding_of_weights() != nullptr;
   const char* kernel = Fp8Encoding::find(GetParam()) != nullptr ? "cuda_fp8" : rounds ? "cuda_int8" : "cuda_mma_chain";

@@ -21,6 +21,18 @@ class CudaTraining : public testing::Test {
   }
 };
 
+// Products in 8-bit floats, which only Hopper has.
+class CudaFp8Training : public CudaTraining {
+ protected:
+  void SetUp() override {
+    CudaTraining::SetUp();
+    if (IsSkipped()) return;
+    const auto device = open_cuda_device(0);
+    if (const std::string& why = static_cast<const CudaDevice&>(*device).hopper_refusal(); !why.empty())
+      GTEST_SKIP() << why;
+  }
+};
+
 TEST_F(CudaTraining, ScoresWithTheBitsOfServing) {
   for (const char* name : {"llama", "qwen2", "qwen3", "smollm2"}) {
     const models::Checkpoint checkpoint = models::open_checkpoint(golden(name));
@@ -114,7 +126,7 @@ struct BlockModel {
   train::Batch batch;
 };
 
-TEST_F(CudaTraining, Fp8EvaluatesWithTheBitsOfTheTrainingPass) {
+TEST_F(CudaFp8Training, EvaluatesWithTheBitsOfTheTrainingPass) {
   const BlockModel block;
   train::Trainer trainer = block.trainer("cuda", "fp8_block128");
   const double loss = trainer.evaluate(block.batch).first;
@@ -131,7 +143,7 @@ TEST_F(CudaTraining, Fp8EvaluatesWithTheBitsOfTheTrainingPass) {
   EXPECT_EQ(kernels["cuda_blocks"], 2 * 7);
 }
 
-TEST_F(CudaTraining, Fp8RepeatsItselfAndLearnsAsOnTheCpu) {
+TEST_F(CudaFp8Training, RepeatsItselfAndLearnsAsOnTheCpu) {
   constexpr int kSteps = 20;
   const BlockModel block;
   const Progress exact = block.run("cpu", "fp8_block128", kSteps), run = block.run("cuda", "fp8_block128", kSteps),

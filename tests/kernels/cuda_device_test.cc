@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA device: opening, memory, ordered copies. Without a device only its absence is tested.
+// The CUDA device: opening, memory, ordered copies. Without a device only its absence is tested. (Which kernels a card
+// runs: capability_test.cc.)
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -78,6 +79,9 @@ class OpenCudaDevice : public ::testing::Test {
 TEST_F(OpenCudaDevice, DescribesItself) {
   EXPECT_EQ(device_->backend(), "cuda");
   EXPECT_EQ(device_->description().rfind("cuda:0 (", 0), 0u) << device_->description();
+  const auto& cuda = static_cast<const CudaDevice&>(*device_);
+  EXPECT_EQ(cuda.runs_hopper_kernels(), cuda.hopper_refusal().empty());
+  EXPECT_EQ(device_->description().find("generic kernels") == std::string::npos, cuda.runs_hopper_kernels());
   EXPECT_FALSE(device_->host_accessible());
   EXPECT_GT(device_->memory().free_bytes, 0);
   EXPECT_LE(device_->memory().free_bytes, device_->memory().total_bytes);

@@ -173,6 +173,7 @@ TEST_F(CudaFp8, BlocksAreRoundedAsTheEncodingSays) {
 
 // dx = dy weight has the bits of the product with the transposed weight.
 TEST_F(CudaFp8, GradientsAreProductsWithTheTransposedWeight) {
+  EADEM_SKIP_WITHOUT_HOPPER();
   const Fp8Encoding& encoding = *Fp8Encoding::find("fp8_e4m3_block128");
   const KernelList kernels = cuda::linear_fp8_backward_kernels();
   for (const auto& [rows, outputs, width] :
@@ -231,6 +232,7 @@ TEST_F(CudaFp8, NormsThatRoundHaveTheBitsOfTheirParts) {
 // Codes that are integers from -8 to 8: a chain of 128 products stays below 2^13, so that the tensor core loses
 // nothing, and every result is that of integers, scaled and added in f32.
 TEST_F(CudaFp8, ProductsOfSmallIntegersAreExact) {
+  EADEM_SKIP_WITHOUT_HOPPER();
   const Shape shapes[] = {{48, 128}, {37, 640}, {560, 2048}};
   const auto integers = [](DType dtype, const Encoding& encoding, const Shape& of, uint64_t seed) {
     Tensor tensor = Tensor::in_one_piece(dtype, of, encoding);
@@ -277,6 +279,7 @@ TEST_F(CudaFp8, ProductsOfSmallIntegersAreExact) {
 // of the largest, which is at most the sum of the magnitudes so far. Sums of chains, and scales, are rounded to f32.
 // All terms are positive, so that the bound is small beside the result.
 TEST_F(CudaFp8, ProductsAreThoseOfTheDefinition) {
+  EADEM_SKIP_WITHOUT_HOPPER();
   const Shape shape{70, 1152};
   const auto positive = [](const Shape& of, uint64_t seed) {
     const Tensor values = test::random_tensor(DType::f32, of, seed);
@@ -314,6 +317,7 @@ TEST_F(CudaFp8, ProductsAreThoseOfTheDefinition) {
 
 // Widths for tiles of 16 and of 32 rows, several tiles for each block, a last chunk that is not whole.
 TEST_F(CudaFp8, RowsDoNotDependOnTheRowsBesideThem) {
+  EADEM_SKIP_WITHOUT_HOPPER();
   for (const Encoding* encoding : weight_encodings())
     for (const Shape& shape : {Shape{40, 128}, Shape{1000, 1152}, Shape{4096, 512}, Shape{6144, 1024}}) {
       const Encoded weight = on_device(random_weight(*encoding, shape, 1).view);
@@ -339,6 +343,7 @@ TEST_F(CudaFp8, RowsDoNotDependOnTheRowsBesideThem) {
 }
 
 TEST_F(CudaFp8, FusedProductsHaveTheBitsOfTheirParts) {
+  EADEM_SKIP_WITHOUT_HOPPER();
   const int64_t in = 768, out = 520;
   for (const Encoding* encoding : weight_encodings())
     for (const int64_t rows : {1, 9, 30, 64, 130, 300}) {

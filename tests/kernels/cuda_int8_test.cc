@@ -236,6 +236,7 @@ TEST_F(CudaInt8, RowsAreRoundedAsTheEncodingSays) {
 // Where the definition has integers they are exact. What the tensor core adds, chains of six bits and minimums, loses
 // less than 2^-20 of the sum of magnitudes.
 TEST_F(CudaInt8, ProductsAreThoseOfTheDefinition) {
+  EADEM_SKIP_WITHOUT_HOPPER();
   for (const bool extreme : {false, true})
     for (const char* type : {"q4_k", "q6_k"})
       for (const auto& [in, out] : {std::pair<int64_t, int64_t>{256, 16}, {2304, 149}, {4096, 392}}) {
@@ -285,6 +286,7 @@ TEST_F(CudaInt8, ProductsAreThoseOfTheDefinition) {
 }
 
 TEST_F(CudaInt8, RowsDoNotDependOnTheRowsBesideThem) {
+  EADEM_SKIP_WITHOUT_HOPPER();
   const int64_t in = 4096, most = 300;
   for (const char* type : {"q4_k", "q6_k"})
     for (const int64_t out : {72, 4096})
@@ -304,6 +306,7 @@ TEST_F(CudaInt8, RowsDoNotDependOnTheRowsBesideThem) {
 }
 
 TEST_F(CudaInt8, FusedProductsHaveTheBitsOfTheirParts) {
+  EADEM_SKIP_WITHOUT_HOPPER();
   const int64_t in = 2304, out = 512;
   const Weight gate(device_, "q4_k", {out, in}, 1), up(device_, "q6_k", {out, in}, 2), k(device_, "q4_k", {72, in}, 3);
   for (const int64_t rows : {1, 9, 30, 64, 130, 300}) {

@@ -94,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, CudaLinearRows,
 
 // y = silu(x gate^T) * (x up^T): one kernel against two products and the activation, for few rows and for many.
 TEST(CudaLinear, TheGatedActivationHasTheBitsOfItsParts) {
-  if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  EADEM_SKIP_WITHOUT_HOPPER();
   const std::shared_ptr<Device> device = open_device("cuda");
   const Mesh alone;
   Context context{*device, alone};
@@ -130,7 +130,7 @@ TEST(CudaLinear, TheGatedActivationHasTheBitsOfItsParts) {
 
 // q, k and v of one x, in one launch and one by one. Few rows go through the kernel of this project alone.
 TEST(CudaLinear, QkvHasTheBitsOfThreeLinears) {
-  if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  EADEM_SKIP_WITHOUT_HOPPER();
   const std::shared_ptr<Device> device = open_device("cuda");
   const Mesh alone;
   Context context{*device, alone};

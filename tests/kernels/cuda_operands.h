@@ -1,18 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Operands of kernels on a CUDA device, and results as bytes.
+// Operands of kernels on a CUDA device, results as bytes, and whether the device runs the kernels for Hopper.
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "eadem/core/device/device.h"
 #include "eadem/core/encoding.h"
 #include "eadem/core/philox.h"
+#include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/kernel.h"
 
+// Ends a test of kernels for Hopper where they do not run.
+#define EADEM_SKIP_WITHOUT_HOPPER()                                                                 \
+  do {                                                                                              \
+    if (const std::string why = ::eadem::test::hopper_refusal(); !why.empty()) GTEST_SKIP() << why; \
+  } while (false)
+
 namespace eadem::test {
+
+// Why the first device runs no kernels for Hopper; empty if it does.
+inline std::string hopper_refusal() {
+  static const std::string why =
+      num_cuda_devices() == 0 ? "no CUDA device" : static_cast<CudaDevice&>(*open_cuda_device(0)).hopper_refusal();
+  return why;
+}
 
 // Uniform in [-1, 1), a pure function of (seed, index).
 inline Tensor random_tensor(DType dtype, const Shape& shape, uint64_t seed) {

@@ -152,7 +152,8 @@ void expect_expected(const ExpectedCall& want, const Kernel& kernel, const Devic
                                                    : rounding_of_fp8_products(want.inputs);
     if (kernel.name == "cuda_int8") bounds[i] = bounds_of_chunked_linear(want.inputs, encoded_input(want.call));
     if (const TensorView weight = encoded_input(want.call);
-        kernel.name == "cuda_mma_chain" && weight.defined() && Fp8Encoding::of(weight.encoding) != nullptr)
+        (kernel.name == "cuda_mma_chain" || kernel.name == "cuda_decoded") && weight.defined() &&
+        Fp8Encoding::of(weight.encoding) != nullptr)
       bounds[i] = rounding_of_bf16_weights(want.inputs);
     if (const RowEncoding* encoding = RowEncoding::of(results[i].view.encoding))
       bounds[i] = rounding_to_rows(*encoding, want.expected[i], want.initial[i]);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "eadem/kernels/cuda/capability.h"
+#include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/linear/cublas_lt.h"
 
 namespace eadem {
@@ -115,7 +117,12 @@ CudaDevice::CudaDevice(int index) : index_(index) {
   name_ = properties.name;
   rates_ = rates_of(index);
   multiprocessors_ = properties.multiProcessorCount;
-  compute_capability_ = 10 * properties.major + properties.minor;
+  kernels::cuda::Capability capability{.card = 10 * properties.major + properties.minor,
+                                       .has_hopper_kernels = kernels::cuda::has_hopper_kernels()};
+  EADEM_CUDA_CALL(kernels::cuda::find_code_capability(capability.code));
+  if (const std::string refused = refusal(capability); !refused.empty())
+    throw Unsupported("device 'cuda:{}' ({}): {}", index, name_, refused);
+  hopper_refusal_ = kernels::cuda::hopper_refusal(capability);
 
   cudaStream_t stream = nullptr;
   EADEM_CUDA_CALL(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -146,7 +153,10 @@ cudaStream_t CudaDevice::stream() {
   return stream_.get();
 }
 
-std::string CudaDevice::description() const { return fmt::format("cuda:{} ({})", index_, name_); }
+std::string CudaDevice::description() const {
+  return runs_hopper_kernels() ? fmt::format("cuda:{} ({})", index_, name_)
+                               : fmt::format("cuda:{} ({}; generic kernels, since {})", index_, name_, hopper_refusal_);
+}
 
 MemoryInfo CudaDevice::memory() const {
   make_current();

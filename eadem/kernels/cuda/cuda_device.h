@@ -11,6 +11,7 @@
 
 #include <array>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -55,12 +56,13 @@ using CudaHandle = std::unique_ptr<std::remove_pointer_t<Handle>, CudaDestroy<kD
 // The number of CUDA devices; 0 without a driver.
 int num_cuda_devices();
 
-// Throws NotFound when there is no such device; the message says how many there are.
+// Throws NotFound when there is no such device; the message says how many there are. Else throws as CudaDevice does.
 std::shared_ptr<Device> open_cuda_device(int index);
 
 class CudaDevice final : public Device {
  public:
-  // `index` is in [0, num_cuda_devices()). Throws DeviceError or OutOfMemory.
+  // `index` is in [0, num_cuda_devices()). Throws Unsupported for a device that runs no kernel of this program,
+  // DeviceError or OutOfMemory.
   explicit CudaDevice(int index);
   ~CudaDevice() override;
 
@@ -72,10 +74,12 @@ class CudaDevice final : public Device {
   // Matrix products through cuBLASLt. It keeps their plans.
   CudaMatmul& matmul() { return *matmul_; }
   int multiprocessors() const { return multiprocessors_; }
-  // The capability as one number: 90 for compute capability 9.0.
-  int compute_capability() const { return compute_capability_; }
+  // Why the device runs none of the kernels for Hopper; empty if it does. All others it runs.
+  const std::string& hopper_refusal() const { return hopper_refusal_; }
+  bool runs_hopper_kernels() const { return hopper_refusal_.empty(); }
 
   std::string_view backend() const override { return "cuda"; }
+  // "cuda:0 (NVIDIA H100 80GB HBM3)". Where the kernels for Hopper do not run, it says "generic kernels", and why.
   std::string description() const override;
   MemoryInfo memory() const override;
   // Rates computed from the device's attributes: 0.7 of the dense bf16 rate and 0.9 of the memory bandwidth, which
@@ -117,7 +121,8 @@ class CudaDevice final : public Device {
   int index_;
   std::string name_;
   DeviceRates rates_{};
-  int multiprocessors_ = 0, compute_capability_ = 0;
+  std::string hopper_refusal_;
+  int multiprocessors_ = 0;
   CudaHandle<cudaStream_t, cudaStreamDestroy> stream_;
   Staging staging_;
   std::vector<Buffer> counters_;  // each has more than the one before

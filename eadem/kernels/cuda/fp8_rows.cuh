@@ -18,12 +18,16 @@ __device__ inline uint32_t e4m3_code(float quotient) {
   return sign | min(rounded - kRebias, 0x7eu);
 }
 
-// The codes of two quotients, the first in the lower byte: nearest even, subnormals too, and what is too large becomes
-// the largest.
+// The codes of two quotients without subnormals, the first in the lower byte: nearest even, and what is too large
+// becomes the largest.
 __device__ inline uint32_t e4m3_codes(float first, float second) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+  return e4m3_code(first) | e4m3_code(second) << 8;
+#else
   uint16_t codes;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
   return codes;
+#endif
 }
 
 // A quotient as e4m3_t::from_float rounds it: below 2^-6, 0 or 2^-6.

@@ -18,6 +18,14 @@
 
 namespace eadem::kernels::cuda {
 
+// --- What can be launched (capability.h).
+
+// Whether this program has the kernels for Hopper, which backend.cmake lists.
+[[nodiscard]] bool has_hopper_kernels();
+// The compute capability, as one number, that the generic kernels were compiled for which run on the current device; 0
+// if the program has none for it. Thread-safe; after the first call for a device it takes nanoseconds.
+[[nodiscard]] cudaError_t find_code_capability(int& capability);
+
 // --- rows.cu
 
 struct EmbeddingParams {
@@ -326,8 +334,8 @@ struct AttentionParams {
 };
 [[nodiscard]] cudaError_t launch_attention(const AttentionParams& params, cudaStream_t stream);
 
-// --- attention_prompt.cu and attention_decode.cu: bf16 queries, keys and values; head_dim 64 or 128; at most
-// kAttentionMmaMaxGroup heads a key head. A step of one token per sequence has the same bits from both.
+// --- attention_prompt.cu and attention_decode.cu, for Hopper: bf16 queries, keys and values; head_dim 64 or 128; at
+// most kAttentionMmaMaxGroup heads a key head. A step of one token per sequence has the same bits from both.
 
 inline constexpr int64_t kAttentionSplitKeys = 256;
 inline constexpr int64_t kAttentionMmaMaxGroup = 64;  // query heads of a key head
@@ -349,7 +357,7 @@ struct AttentionBackwardParams {
 };
 // f32 or bf16, head_dim up to kMaxHeadDim, without tensor cores.
 [[nodiscard]] cudaError_t launch_attention_backward(const AttentionBackwardParams& params, cudaStream_t stream);
-// attention_backward_wgmma.cu: bf16, head_dim 64 or 128.
+// attention_backward_wgmma.cu, for Hopper: bf16, head_dim 64 or 128.
 [[nodiscard]] cudaError_t launch_attention_backward_wgmma(const AttentionBackwardParams& params, cudaStream_t stream);
 
 // --- linear.cu
@@ -390,7 +398,7 @@ struct LinearBackwardParams {
 };
 [[nodiscard]] cudaError_t launch_linear_backward(const LinearBackwardParams& params, cudaStream_t stream);
 
-// --- linear_stream.cu
+// --- linear_stream.cu, for Hopper
 
 inline constexpr int64_t kLinearStreamMaxTokens = 64;
 inline constexpr int64_t kLinearStreamMultiple = 64;  // `in` is a multiple of this
@@ -424,15 +432,15 @@ struct LinearStreamParams {
 };
 [[nodiscard]] cudaError_t launch_linear_stream(const LinearStreamParams& params, cudaStream_t stream);
 
-// --- fp8_stream.cu and, for any number of tokens, fp8_tiles.cu: x are codes of e4m3 with a scale for each row, weights
-// codes with scales; `in` is a multiple of kFp8Multiple
+// --- fp8_stream.cu and, for any number of tokens, fp8_tiles.cu, for Hopper: x are codes of e4m3 with a scale for each
+// row, weights codes with scales; `in` is a multiple of kFp8Multiple
 
 inline constexpr int64_t kFp8Multiple = 128;
 [[nodiscard]] cudaError_t launch_fp8_stream(const LinearStreamParams& params, cudaStream_t stream);
 // One part alone, without `up`.
 [[nodiscard]] cudaError_t launch_fp8_tiles(const LinearStreamParams& params, cudaStream_t stream);
 
-// --- packed_stream.cu: weights are FragmentBlocks
+// --- packed_stream.cu, for Hopper: weights are FragmentBlocks
 
 // As LinearStreamParams; each weight in its own layout.
 struct PackedStreamParams {
@@ -442,6 +450,9 @@ struct PackedStreamParams {
   int num_tiles = 0;  // set by launch_integer_stream
 };
 [[nodiscard]] cudaError_t launch_packed_stream(const PackedStreamParams& params, cudaStream_t stream);
+
+// --- packed_rows.cu: the weight is FragmentBlocks
+
 // y [rows, in] bf16 = weight [rows, in]; y begins at a multiple of 16 bytes.
 [[nodiscard]] cudaError_t launch_unpack_blocks(const FragmentLayout& layout, const void* weight, void* y, int64_t rows,
                                                int64_t in, cudaStream_t stream);
@@ -449,8 +460,8 @@ struct PackedStreamParams {
 [[nodiscard]] cudaError_t launch_packed_embedding(const EmbeddingParams& params, const FragmentLayout& layout,
                                                   cudaStream_t stream);
 
-// --- integer_stream.cu: weights are FragmentBlocks of q4_k or q6_k, x rows of Int8Chunks; `in` is a multiple of
-// kIntegerChunk
+// --- integer_stream.cu, for Hopper: weights are FragmentBlocks of q4_k or q6_k, x rows of Int8Chunks; `in` is a
+// multiple of kIntegerChunk
 
 inline constexpr int64_t kIntegerStreamMaxTokens = 32;
 [[nodiscard]] cudaError_t launch_integer_stream(const PackedStreamParams& params, cudaStream_t stream);

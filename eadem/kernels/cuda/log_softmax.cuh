@@ -1,18 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The log softmax of a row, computed by a cluster of blocks. The loss (training/cross_entropy.cu) adds the exponentials
-// of the same columns by the same threads, so that a token has one log-probability in sampling and in the loss.
+// The log softmax of a row, computed by a cluster of blocks, or by one block where there are no clusters. The loss
+// (training/cross_entropy.cu) adds the exponentials of the same columns in the same order, so that a token has one
+// log-probability in sampling and in the loss, with clusters and without.
 #pragma once
 
 #include "eadem/kernels/cuda/device_math.cuh"
 #include "eadem/kernels/cuda/instructions/cluster.cuh"
+#include "eadem/kernels/cuda/instructions/overlap.cuh"
 
 namespace eadem::kernels::cuda {
 
 inline constexpr int kLogSoftmaxThreads = 512;  // of a block
 inline constexpr int kLogSoftmaxBlocks = 8;     // of a cluster
-inline constexpr int kRowThreads = kLogSoftmaxBlocks * kLogSoftmaxThreads;
-using RowReduction = ClusterReduction<kLogSoftmaxBlocks>;
+// Sums in f64 are sums of so many partial ones, whoever has them: thread t of a cluster has columns t, t + kPartialSums
+// and so on.
+inline constexpr int kPartialSums = kLogSoftmaxBlocks * kLogSoftmaxThreads;
+
+// The blocks and threads that have a row. Only device code may ask; the host asks blocks_of_row.
+inline constexpr int kRowBlocks = kHasClusters ? kLogSoftmaxBlocks : 1;
+inline constexpr int kRowThreads = kRowBlocks * kLogSoftmaxThreads;
+using RowReduction = ClusterReduction<kRowBlocks>;
+inline unsigned blocks_of_row() { return has_clusters() ? kLogSoftmaxBlocks : 1; }
+
+// The sum of partial_sum(t) over t in [0, kPartialSums), in the order of a cluster. `thread` is in [0, kRowThreads).
+template <typename PartialSum>
+__device__ double sum_in_order(PartialSum partial_sum, RowReduction& reduction, int thread) {
+  double sum = reduction.sum(partial_sum(thread));
+  for (int first = kRowThreads; first < kPartialSums; first += kRowThreads)
+    sum += reduction.sum(partial_sum(first + thread));
+  return sum;
+}
 
 // Maps floats to unsigned integers in ascending order; -0 and +0 have one key. Not for NaN.
 __device__ inline uint32_t key_of(float value) {
@@ -60,9 +78,12 @@ __device__ Largest largest_of(const T* logits,  // [vocab]
 template <typename T>
 __device__ double sum_of_exponentials(const T* logits,  // [vocab]
                                       int32_t vocab, float largest, RowReduction& reduction, int thread) {
-  double sum = 0.0;
-  for (int32_t i = thread; i < vocab; i += kRowThreads) sum += expf(load(logits + i) - largest);
-  return reduction.sum(sum);
+  const auto partial_sum = [&](int first) {
+    double sum = 0.0;
+    for (int32_t i = first; i < vocab; i += kPartialSums) sum += expf(load(logits + i) - largest);
+    return sum;
+  };
+  return sum_in_order(partial_sum, reduction, thread);
 }
 
 __device__ inline float log_probability(float logit, float largest, double sum) {

@@ -16,8 +16,8 @@ template <int kBlocks>
 constexpr int kStride = kBlocks* kThreads<kBlocks>* kWidth;
 constexpr int kCluster = 8;
 
-// kBlocks blocks, a cluster, have a row, which is the fastest for few. A thread keeps its kVectors vectors in
-// registers; with kVectors = 0 it reads them twice.
+// kBlocks blocks, a cluster, have a row, which is the fastest for few where there are clusters. A thread keeps its
+// kVectors vectors in registers; with kVectors = 0 it reads them twice.
 template <typename T, int kVectors, bool kGated, int kBlocks>
 __global__ void __launch_bounds__(kThreads<kBlocks>) quantize_row(QuantizeRowsParams p) {
   constexpr int kStride = cuda::kStride<kBlocks>;
@@ -154,7 +154,8 @@ cudaError_t launch_quantize_rows(const QuantizeRowsParams& p, cudaStream_t strea
       return launch_many_rows<T>(p, stream);
     constexpr int64_t kRowsOfClusters = 16;
     if (p.columns <= kStride<1>) return launch_row<T, 1, 1>(p, stream);
-    if (p.rows <= kRowsOfClusters && p.columns <= 2 * kStride<kCluster>) return launch_row<T, 2, kCluster>(p, stream);
+    if (p.rows <= kRowsOfClusters && p.columns <= 2 * kStride<kCluster> && has_clusters())
+      return launch_row<T, 2, kCluster>(p, stream);
     if (p.columns <= 4 * kStride<1>) return launch_row<T, 4, 1>(p, stream);
     return launch_row<T, 0, 1>(p, stream);
   });

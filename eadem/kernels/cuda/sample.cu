@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One cluster of blocks draws the token of one row by the rules of kernels/sample.h, without sorting.
+// One cluster of blocks, or one block where there are no clusters, draws the token of one row by the rules of
+// kernels/sample.h, without sorting.
 //
 // Probabilities are handled as integers: the weight of a token is exp((logit - largest) / temperature) in f32, scaled
 // by a power of two so large that the sum over the vocabulary still fits 63 bits. Integer sums do not depend on the
@@ -18,7 +19,7 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
-constexpr int kThreads = kLogSoftmaxThreads, kBlocks = kLogSoftmaxBlocks, kRowWarps = kRowThreads / kWarp;
+constexpr int kThreads = kLogSoftmaxThreads, kBlocks = kRowBlocks, kRowWarps = kRowThreads / kWarp;
 
 // The logit of token i, -infinity where the mask does not allow it. NaN stays, so that it fails the row.
 __device__ float masked(float logit, const int32_t* mask, int32_t i) {
@@ -137,11 +138,14 @@ template <typename Weight>
 __device__ Typical typical_of(const Row& row, float typical_p, Weight weight) {
   Typical typical;
   const uint64_t total = row_total(row, weight);
-  double weighted = 0.0;
-  for (int32_t i = row.thread; i < row.vocab; i += kRowThreads)
-    if (const uint64_t w = weight(i); w > 0)
-      weighted += static_cast<double>(w) * ((static_cast<double>(row.logit(i)) - row.largest) / row.temperature);
-  typical.mean = row.reduction.sum(weighted) / static_cast<double>(total);
+  const auto weighted = [&](int first) {
+    double sum = 0.0;
+    for (int32_t i = first; i < row.vocab; i += kPartialSums)
+      if (const uint64_t w = weight(i); w > 0)
+        sum += static_cast<double>(w) * ((static_cast<double>(row.logit(i)) - row.largest) / row.temperature);
+    return sum;
+  };
+  typical.mean = sum_in_order(weighted, row.reduction, row.thread) / static_cast<double>(total);
   const uint64_t wanted = static_cast<uint64_t>(ceil(static_cast<double>(typical_p) * static_cast<double>(total)));
   const uint64_t goal = wanted < 1 ? 1 : wanted > total ? total : wanted;
   uint32_t low = 0, high = 0x7f800000u;  // zero to infinity
@@ -311,7 +315,8 @@ __global__ void __launch_bounds__(kThreads, 2) sample_rows(SampleParams p) {
 cudaError_t launch_sample(const SampleParams& p, cudaStream_t stream) {
   if (p.rows == 0) return cudaSuccess;
   if (p.vocab < 1 || p.vocab > kMaxSampleVocab) return cudaErrorInvalidValue;
-  return launch_clusters(sample_rows, kBlocks, dim3(static_cast<unsigned>(p.rows * kBlocks)), kThreads, 0, stream, p);
+  const unsigned blocks = blocks_of_row();
+  return launch_clusters(sample_rows, blocks, dim3(static_cast<unsigned>(p.rows) * blocks), kThreads, 0, stream, p);
 }
 
 }  // namespace eadem::kernels::cuda

@@ -38,6 +38,11 @@ Requirements& Requirements::require(bool condition, std::string_view reason) {
   return *this;
 }
 
+Requirements& Requirements::hopper() {
+  const std::string& refused = static_cast<const CudaDevice*>(request_.device)->hopper_refusal();
+  return refused.empty() ? *this : require(false, fmt::format("is for Hopper; the device: {}", refused));
+}
+
 Requirements& Requirements::at_most(std::string_view what, int64_t value, int64_t limit) {
   if (value <= limit) return *this;
   return require(false, fmt::format("{}={} is more than {}", what, value, limit));

@@ -13,6 +13,10 @@
 namespace eadem::kernels::cuda {
 
 inline CudaDevice& cuda_device(const KernelCall& call) { return static_cast<CudaDevice&>(call.context->device); }
+// Whether the request's device is of this backend and runs the kernels for Hopper.
+inline bool runs_hopper_kernels(const KernelRequest& request) {
+  return request.device->backend() == "cuda" && static_cast<const CudaDevice*>(request.device)->runs_hopper_kernels();
+}
 inline cudaStream_t stream_of(const KernelCall& call) { return cuda_device(call).stream(); }
 
 // Returns the elements of a plain contiguous port, or null if the port is absent.
@@ -40,6 +44,8 @@ class Requirements {
   Requirements& same_dtype(std::string_view port, const TensorType& type, std::string_view other_port,
                            const TensorType& other);
   Requirements& require(bool condition, std::string_view reason);
+  // Requires that the device runs the kernels for Hopper (capability.h).
+  Requirements& hopper();
   Requirements& at_most(std::string_view what, int64_t value, int64_t limit);
 
   // Accepts under `estimate`, whose shares are of the device's bf16 rate and of its bandwidth, unless a requirement was

@@ -19,26 +19,24 @@ constexpr double kMmaRateShare = 0.4;
 // Whether the tensor-core kernels accept the request. The two kernels use this to divide all requests between them.
 bool takes_mma(const KernelRequest& request) {
   const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
-  return request.device->backend() == "cuda" &&
-         static_cast<const CudaDevice*>(request.device)->compute_capability() == 90 &&
-         request.inputs[0].dtype == DType::bf16 && request.inputs[1].dtype == DType::bf16 &&
-         (attrs.head_dim == 64 || attrs.head_dim == 128) && attrs.heads / attrs.kv_heads <= kAttentionMmaMaxGroup &&
-         attrs.values() == attrs.head_dim && attrs.scale > 0.0f && attrs.softcap == 0.0f && !attrs.sinks &&
-         attrs.chunk == 0 &&
+  return runs_hopper_kernels(request) && request.inputs[0].dtype == DType::bf16 &&
+         request.inputs[1].dtype == DType::bf16 && (attrs.head_dim == 64 || attrs.head_dim == 128) &&
+         attrs.heads / attrs.kv_heads <= kAttentionMmaMaxGroup && attrs.values() == attrs.head_dim &&
+         attrs.scale > 0.0f && attrs.softcap == 0.0f && !attrs.sinks && attrs.chunk == 0 &&
          (attrs.source == KvSource::direct ||
           request.inputs[4].dim(0).bind(request.bounds) <= kAttentionMmaMaxSequences);
 }
 
 Verdict can_use_mma(const KernelRequest& request) {
   return Requirements(request)
+      .hopper()
       .same_dtype("v", request.inputs[2], "k", request.inputs[1])
       .same_dtype("y", request.outputs[0], "q", request.inputs[0])
-      .require(
-          takes_mma(request),
-          fmt::format("needs bf16 queries and keys, head_dim 64 or 128, values as wide as "
-                      "keys, at most {} heads a key head, a positive "
-                      "scale, no soft cap, no sinks, no chunks, at most {} sequences of a cache, and a Hopper device",
-                      kAttentionMmaMaxGroup, kAttentionMmaMaxSequences))
+      .require(takes_mma(request),
+               fmt::format("needs bf16 queries and keys, head_dim 64 or 128, values as wide as "
+                           "keys, at most {} heads a key head, a positive "
+                           "scale, no soft cap, no sinks, no chunks, and at most {} sequences of a cache",
+                           kAttentionMmaMaxGroup, kAttentionMmaMaxSequences))
       .verdict({.flops_share = kMmaRateShare, .reason = "tensor cores"});
 }
 

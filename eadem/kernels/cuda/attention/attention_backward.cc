@@ -16,9 +16,8 @@ constexpr double kTensorCoreShare = 0.3, kRowsShare = 0.02;
 
 bool takes_tensor_cores(const KernelRequest& request) {
   const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
-  return request.device->backend() == "cuda" &&
-         static_cast<const CudaDevice*>(request.device)->compute_capability() == 90 &&
-         request.inputs[kQ].dtype == DType::bf16 && (attrs.head_dim == 64 || attrs.head_dim == 128);
+  return runs_hopper_kernels(request) && request.inputs[kQ].dtype == DType::bf16 &&
+         (attrs.head_dim == 64 || attrs.head_dim == 128);
 }
 
 Requirements common(const KernelRequest& request) {
@@ -39,7 +38,8 @@ Requirements common(const KernelRequest& request) {
 
 Verdict can_use_tensor_cores(const KernelRequest& request) {
   return common(request)
-      .require(takes_tensor_cores(request), "needs bf16, head_dim 64 or 128, and a Hopper device")
+      .hopper()
+      .require(takes_tensor_cores(request), "needs bf16, and head_dim 64 or 128")
       .verdict({.flops_share = kTensorCoreShare, .reason = "tensor cores"});
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reductions over a cluster (sm_90): blocks that run at the same time and can write each other's shared memory.
+// Reductions over a cluster: blocks that run at the same time and can write each other's shared memory. Code for less
+// than 9.0 has no clusters; there a block is one by itself, and what is launched has no others.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,16 @@
 #include "eadem/kernels/cuda/instructions/mma.cuh"
 
 namespace eadem::kernels::cuda {
+
+// Whether this code has clusters; only device code may ask.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+inline constexpr bool kHasClusters = false;
+
+__device__ inline int cluster_rank() { return 0; }
+__device__ inline void cluster_sync() { __syncthreads(); }
+__device__ inline void store_to_block(uint64_t* to, int, uint64_t value) { *to = value; }
+#else
+inline constexpr bool kHasClusters = true;
 
 __device__ inline int cluster_rank() {
   uint32_t rank;
@@ -60,6 +71,7 @@ __device__ inline void store_to_block(uint64_t* to, int rank, uint64_t value) {
       "r"(rank), "l"(value)
       : "memory");
 }
+#endif
 
 __device__ inline uint64_t bits_of(uint64_t value) { return value; }
 __device__ inline uint64_t bits_of(double value) { return static_cast<uint64_t>(__double_as_longlong(value)); }

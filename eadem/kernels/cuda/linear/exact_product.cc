@@ -9,29 +9,27 @@
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/cuda/linear/fragment_blocks.h"
 #include "eadem/kernels/cuda/linear/int8_chunks.h"
+#include "eadem/kernels/cuda/support.h"
 
 namespace eadem::kernels::cuda {
 
 bool takes_stream(const KernelRequest& request) {
   const TensorType &x = request.inputs[0], &weight = request.inputs[1];
-  return request.device->backend() == "cuda" &&
-         static_cast<const CudaDevice*>(request.device)->compute_capability() >= 90 && x.dtype == DType::bf16 &&
+  return runs_hopper_kernels(request) && x.dtype == DType::bf16 &&
          (weight.dtype == DType::bf16 || weight.encoding != nullptr) && weight.fixed(1) % kLinearStreamMultiple == 0;
 }
 
 std::string stream_requirement(const KernelRequest& request) {
-  return fmt::format(
-      "x has to be bf16 (is {}), weight bf16 or encoded (is {}), its rows a multiple of {} (are {}), the device Hopper "
-      "or newer",
-      dtype_name(request.inputs[0].dtype), WeightType(request.inputs[1].dtype, request.inputs[1].encoding).name(),
-      kLinearStreamMultiple, request.inputs[1].fixed(1));
+  return fmt::format("x has to be bf16 (is {}), weight bf16 or encoded (is {}), its rows a multiple of {} (are {})",
+                     dtype_name(request.inputs[0].dtype),
+                     WeightType(request.inputs[1].dtype, request.inputs[1].encoding).name(), kLinearStreamMultiple,
+                     request.inputs[1].fixed(1));
 }
 
 bool takes_fp8_stream(const KernelRequest& request) {
   const TensorType &x = request.inputs[0], &weight = request.inputs[1];
   const Fp8Encoding* fp8 = Fp8Encoding::of(weight.encoding);
-  return request.device->backend() == "cuda" &&
-         static_cast<const CudaDevice*>(request.device)->compute_capability() >= 90 &&
+  return runs_hopper_kernels(request) &&
          (x.encoding == &RowEncoding::fp8_e4m3() || (x.encoding == nullptr && x.dtype == DType::bf16)) &&
          fp8 != nullptr && fp8->format().kind == Fp8Format::Kind::e4m3 && weight.fixed(1) % kFp8Multiple == 0;
 }
@@ -39,8 +37,7 @@ bool takes_fp8_stream(const KernelRequest& request) {
 bool takes_integers(const KernelRequest& request) {
   const TensorType &x = request.inputs[0], &weight = request.inputs[1];
   const FragmentBlocks* blocks = FragmentBlocks::of(weight.encoding);
-  return request.device->backend() == "cuda" &&
-         static_cast<const CudaDevice*>(request.device)->compute_capability() >= 90 &&
+  return runs_hopper_kernels(request) &&
          (x.encoding == &Int8Chunks::instance() || (x.encoding == nullptr && x.dtype == DType::bf16)) &&
          blocks != nullptr && (blocks->layout().known == kFourBitLayout || blocks->layout().known == kSixBitLayout) &&
          weight.fixed(1) % kIntegerChunk == 0;

@@ -16,7 +16,8 @@
 
 namespace eadem::kernels::cuda {
 
-// Whether linear_stream or packed_stream accepts x and weight, the first inputs of the request.
+// Whether linear_stream or packed_stream accepts x and weight, the first inputs of the request. Like all that is here,
+// false where the kernels for Hopper do not run.
 bool takes_stream(const KernelRequest& request);
 std::string stream_requirement(const KernelRequest& request);
 // Whether fp8_stream accepts them: x as it will be once it is rounded, weight in e4m3.

@@ -32,7 +32,7 @@ Verdict can_use_fp8(const KernelRequest& request) {
   const MatmulInput input = request.attrs.get<LinearAttrs>().matmul_input;
   constexpr double kShare = 2.0;  // of the bf16 rate, by the nominal rates
   Requirements requirements(request, {kWeight, kDy});
-  requirements
+  requirements.hopper()
       .require(has_square_blocks(weight),
                fmt::format("takes a weight in fp8_e4m3_block128; it is {}", to_string(weight)))
       .require(is_unconnected(request.outputs[kDweight]) && is_unconnected(request.outputs[kDbias]), "gives dx alone")
@@ -43,10 +43,9 @@ Verdict can_use_fp8(const KernelRequest& request) {
     KernelRequest product = request;
     product.inputs = types;
     requirements
-        .require(
-            takes_fp8_stream(product),
-            fmt::format("dy has to be bf16 (is {}) in rows of a multiple of {} (are {}), the device Hopper or newer",
-                        to_string(dy), kFp8Multiple, weight.fixed(0)))
+        .require(takes_fp8_stream(product),
+                 fmt::format("dy has to be bf16 (is {}) in rows of a multiple of {} (are {})", to_string(dy),
+                             kFp8Multiple, weight.fixed(0)))
         .require(weight.fixed(1) % kFp8Multiple == 0,
                  fmt::format("rows of the weight have to be a multiple of {} (are {})", kFp8Multiple, weight.fixed(1)))
         .dtype("dx", dx, kActivationDTypes);

@@ -10,7 +10,8 @@
 //                   (fp8_stream.cu, cuBLASLt, fp8_tiles.cu)
 //   cuda_int8       weights in q4_k or q6_k, and x rounded to 8-bit codes with a scale for each 256 (integer_stream.cu,
 //                   integer_tiles.cu)
-//   cublaslt        other shapes and f32, by one algorithm for any number of rows
+//   cuda_decoded    encoded weights on other devices (decoded_product.cc)
+//   cublaslt        other shapes, f32, and bf16 on other devices, by one algorithm for any number of rows
 //   cuda_tiles      any mix of element types, f32 FMA
 #include "eadem/kernels/linear.h"
 
@@ -65,6 +66,7 @@ bool left_to_integers(const KernelRequest& request, MatmulInput input) {
 
 Verdict can_use_mma_chain(const KernelRequest& request) {
   return common(request, {1})
+      .hopper()
       .require(takes_stream(request), stream_requirement(request))
       .require(!left_to_integers(request, request.attrs.get<LinearAttrs>().matmul_input), kLeftToIntegers)
       .same_dtype("bias", request.inputs[2], "y", request.outputs[0])
@@ -76,9 +78,9 @@ Requirements fp8_requirements(const KernelRequest& request, MatmulInput input,
                               std::initializer_list<size_t> encoded_inputs,
                               std::initializer_list<size_t> encoded_outputs = {}) {
   return Requirements(request, encoded_inputs, encoded_outputs)
+      .hopper()
       .require(takes_fp8_stream(request),
-               fmt::format("x has to be bf16 (is {}), weight fp8_e4m3 (is {}), its rows a multiple of {} (are "
-                           "{}), the device Hopper or newer",
+               fmt::format("x has to be bf16 (is {}), weight fp8_e4m3 (is {}), its rows a multiple of {} (are {})",
                            WeightType(request.inputs[0].dtype, request.inputs[0].encoding).name(),
                            WeightType(request.inputs[1].dtype, request.inputs[1].encoding).name(), kFp8Multiple,
                            request.inputs[1].fixed(1)))
@@ -101,9 +103,9 @@ Requirements integer_requirements(const KernelRequest& request, MatmulInput inpu
                                   std::initializer_list<size_t> encoded_inputs,
                                   std::initializer_list<size_t> encoded_outputs = {}) {
   return Requirements(request, encoded_inputs, encoded_outputs)
+      .hopper()
       .require(takes_integers(request),
-               fmt::format("x has to be bf16 (is {}), weight q4_k or q6_k (is {}), its rows a multiple of {} (are {}), "
-                           "the device Hopper or newer",
+               fmt::format("x has to be bf16 (is {}), weight q4_k or q6_k (is {}), its rows a multiple of {} (are {})",
                            WeightType(request.inputs[0].dtype, request.inputs[0].encoding).name(),
                            WeightType(request.inputs[1].dtype, request.inputs[1].encoding).name(), kIntegerChunk,
                            request.inputs[1].fixed(1)))
@@ -250,6 +252,7 @@ void round_rows(const TensorView& to, const TensorView& values, cudaStream_t str
 Verdict can_gate(const KernelRequest& request) {
   const TensorType &gate = request.inputs[1], &up = request.inputs[2];
   return Requirements(request, {1, 2})
+      .hopper()
       .dtype("y", request.outputs[0], {DType::bf16})
       .same_dtype("up_weight", up, "gate_weight", gate)
       .require((up.encoding == nullptr) == (gate.encoding == nullptr), "one weight is plain and one is encoded")
@@ -571,8 +574,8 @@ PlanPtr prepare_linear_fp8(const KernelRequest& request, Context& context) {
 
 KernelList linear_kernels() {
   KernelList kernels = linear_backward_kernels();
-  const KernelList fp8 = linear_fp8_backward_kernels();
-  kernels.insert(kernels.end(), fp8.begin(), fp8.end());
+  for (const KernelList& more : {linear_fp8_backward_kernels(), linear_decoded_kernels()})
+    kernels.insert(kernels.end(), more.begin(), more.end());
   kernels.insert(kernels.begin(), {&kMmaChain, &kMmaChainForward, &kCublasLt, &kCublasLtForward, &kTiles,
                                    &kTilesForward, &kFp8, &kFp8Forward, &kIntegers});
   return kernels;

@@ -38,8 +38,7 @@ Requirements common(const KernelRequest& request) {
       .at_most("the vocabulary", weight.fixed(0), kMaxSampleVocab)
       .require(weight.fixed(0) % elements == 0 && weight.fixed(1) % elements == 0,
                fmt::format("the weight is {} x {}, which are no multiples of {} bytes", weight.fixed(0),
-                           weight.fixed(1), CudaMatmul::kAlignment))
-      .require(x.dtype == DType::f32 || takes_stream(request), stream_requirement(request));
+                           weight.fixed(1), CudaMatmul::kAlignment));
 }
 
 Verdict can_lose(const KernelRequest& request) { return common(request).verdict({.reason = "chunks of rows"}); }
@@ -109,7 +108,7 @@ class Logits {
   DType dtype_;
   int64_t most_rows_;
   std::optional<ExactProduct> exact_;
-  const CudaMatmul::Plan* plan_ = nullptr;  // of f32
+  const CudaMatmul::Plan* plan_ = nullptr;  // else; the one that linear's kernel "cublaslt" has
 };
 
 PlanPtr prepare_loss(const KernelRequest& request, Context& context) {

@@ -67,6 +67,8 @@ cudaError_t launch_rows(const LinearStreamParams& p, cudaStream_t stream) {
 
 }  // namespace
 
+bool has_hopper_kernels() { return true; }  // as this source is one of them
+
 cudaError_t launch_linear_stream(const LinearStreamParams& p, cudaStream_t stream) {
   if (p.tokens == 0 || p.parts[0].out == 0) return cudaSuccess;
   if (p.tokens > kLinearStreamMaxTokens || p.in % kLinearStreamMultiple != 0) return cudaErrorInvalidValue;

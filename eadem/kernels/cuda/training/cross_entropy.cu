@@ -9,13 +9,16 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
-// Columns that a thread keeps of a row (409,600 in all). Of a longer row it reads the others again from memory.
-constexpr int kMostKept = 100;
+// The columns that a thread keeps of a row, when `blocks` have it: at most 100 (409,600 of a cluster in all), or
+// without clusters 40, since cards of compute capability 8.6 have less shared memory. Of a longer row it reads the
+// others again from memory.
+int kept_columns(int64_t vocab, unsigned blocks) {
+  return static_cast<int>(
+      std::min<int64_t>(ceil_div(vocab, int64_t{blocks} * kLogSoftmaxThreads), blocks > 1 ? 100 : 40));
+}
 
-int kept_columns(int64_t vocab) { return static_cast<int>(std::min<int64_t>(ceil_div(vocab, kRowThreads), kMostKept)); }
-
-// One row's logits as a thread of its cluster sees them: every kRowThreads-th. They are read once from memory, and kept
-// in shared memory, where each thread reads what it has written.
+// One row's logits as a thread of it sees them: every kRowThreads-th. They are read once from memory, and kept in
+// shared memory, where each thread reads what it has written.
 template <typename T>
 class RowLogits {
  public:
@@ -28,15 +31,16 @@ class RowLogits {
       if (i < vocab) kept_[n * kLogSoftmaxThreads] = load(logits + i);
     }
   }
-  // Calls f(column, logit) in ascending order.
+  // Calls f(column, logit) in ascending order, for every `step`-th column of the thread from number `first` on.
   template <typename F>
-  __device__ void each(F&& f) const {
+  __device__ void each(F&& f, int first = 0, int step = 1) const {
+    int n = first;
 #pragma unroll 4
-    for (int n = 0; n < num_kept_; ++n) {
+    for (; n < num_kept_; n += step) {
       const int32_t i = thread_ + n * kRowThreads;
       if (i < vocab_) f(i, kept_[n * kLogSoftmaxThreads]);
     }
-    for (int32_t i = thread_ + num_kept_ * kRowThreads; i < vocab_; i += kRowThreads) f(i, load(logits_ + i));
+    for (int32_t i = thread_ + n * kRowThreads; i < vocab_; i += step * kRowThreads) f(i, load(logits_ + i));
   }
 
  private:
@@ -51,14 +55,15 @@ __device__ inline float gradient_of(float logit, float lse, float dloss, bool is
   return dloss * (is_label ? probability - 1.0f : probability);
 }
 
-// One cluster per row. The largest logit and the sum of exponentials are those of log_softmax.cuh.
+// One cluster per row, or one block without clusters. The largest logit and the sum of exponentials are those of
+// log_softmax.cuh.
 template <typename T, typename R, bool kGradient>
 __global__ void __launch_bounds__(kLogSoftmaxThreads, 2) cross_entropy_rows(CrossEntropyParams p, int num_kept) {
   extern __shared__ float kept[];
-  __shared__ uint64_t slots[2][kLogSoftmaxBlocks];
+  __shared__ uint64_t slots[2][kRowBlocks];
   RowReduction reduction(slots);
   const int thread = cluster_rank() * kLogSoftmaxThreads + static_cast<int>(threadIdx.x);
-  const int64_t r = blockIdx.x / kLogSoftmaxBlocks;
+  const int64_t r = blockIdx.x / kRowBlocks;
   cluster_sync();  // no block may be written to before it has begun
   allow_next_kernel();
   wait_for_earlier_kernels();
@@ -71,9 +76,13 @@ __global__ void __launch_bounds__(kLogSoftmaxThreads, 2) cross_entropy_rows(Cros
   float largest = -INFINITY;  // a NaN comes back in the sum
   logits.each([&](int32_t, float logit) { largest = fmaxf(largest, logit); });
   largest = value_of(static_cast<uint32_t>(reduction.max(uint64_t{key_of(largest)})));
-  double sum = 0.0;
-  logits.each([&](int32_t, float logit) { sum += expf(logit - largest); });
-  sum = reduction.sum(sum);
+  const auto partial_sum = [&](int first) {
+    double sum = 0.0;
+    logits.each([&](int32_t, float logit) { sum += expf(logit - largest); }, first / kRowThreads,
+                kPartialSums / kRowThreads);
+    return sum;
+  };
+  const double sum = sum_in_order(partial_sum, reduction, thread);
   const auto lse = static_cast<float>(largest + log(sum));
   if (thread == 0) {
     p.loss[r] = label < 0 ? 0.0f : -log_probability(scored, largest, sum);
@@ -115,9 +124,10 @@ cudaError_t launch_cross_entropy(const CrossEntropyParams& p, cudaStream_t strea
   if (p.rows == 0) return cudaSuccess;
   if (p.vocab < 1 || p.vocab > kMaxSampleVocab) return cudaErrorInvalidValue;
   const auto launch = [&](auto kernel) {
-    const int num_kept = kept_columns(p.vocab);
-    return launch_clusters(kernel, kLogSoftmaxBlocks, dim3(static_cast<unsigned>(p.rows * kLogSoftmaxBlocks)),
-                           kLogSoftmaxThreads, num_kept * kLogSoftmaxThreads * sizeof(float), stream, p, num_kept);
+    const unsigned blocks = blocks_of_row();
+    const int num_kept = kept_columns(p.vocab, blocks);
+    return launch_clusters(kernel, blocks, dim3(static_cast<unsigned>(p.rows) * blocks), kLogSoftmaxThreads,
+                           num_kept * kLogSoftmaxThreads * sizeof(float), stream, p, num_kept);
   };
   return with_f32_or_bf16(p.dtype, [&](auto logits) {
     using T = decltype(logits);

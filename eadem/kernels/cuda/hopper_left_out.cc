@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels for Hopper in a program that was not compiled for 9.0a: none. No request reaches these functions, because
+// CudaDevice::hopper_refusal says that the kernels are not there.
+#include "eadem/kernels/cuda/launch.h"
+
+namespace eadem::kernels::cuda {
+
+namespace {
+constexpr cudaError_t kLeftOut = cudaErrorNoKernelImageForDevice;
+}
+
+bool has_hopper_kernels() { return false; }
+
+cudaError_t launch_attention_prompt(const AttentionParams&, cudaStream_t) { return kLeftOut; }
+cudaError_t launch_attention_decode(const AttentionParams&, cudaStream_t) { return kLeftOut; }
+cudaError_t launch_attention_backward_wgmma(const AttentionBackwardParams&, cudaStream_t) { return kLeftOut; }
+cudaError_t launch_linear_stream(const LinearStreamParams&, cudaStream_t) { return kLeftOut; }
+cudaError_t launch_fp8_stream(const LinearStreamParams&, cudaStream_t) { return kLeftOut; }
+cudaError_t launch_fp8_tiles(const LinearStreamParams&, cudaStream_t) { return kLeftOut; }
+cudaError_t launch_packed_stream(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
+cudaError_t launch_integer_stream(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
+cudaError_t launch_integer_tiles(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
+
+}  // namespace eadem::kernels::cuda
