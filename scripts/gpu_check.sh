@@ -4,7 +4,8 @@
 # scripts/gpu_check.sh [--commit SHA] [--results DIR] [--build DIR | --bin DIR] [--part tests|sanitizer|bench|generic]...:
 # on a machine with an NVIDIA GPU, builds with the CUDA backend, runs every test that can run on the device, tests of
 # kernels under compute-sanitizer, then the benchmarks, and writes the record DIR/<device>/<commit>.json (DIR:
-# benchmarks/results; of the part generic DIR/<device>/generic/<commit>.json). Exits 1 if anything failed; the record says what.
+# benchmarks/results; of the part generic DIR/<device>/generic/<commit>.json). Exits 1 if anything failed; the record says
+# what.
 #
 #   --commit   the commit that this tree is, for a copy without .git
 #   --build    the build directory (build/gpu); a second run in it builds only what changed
@@ -266,7 +267,8 @@ for line in (logs / "benchmarks.tsv").read_text().splitlines():
         entry.update(result="failed", message=str(error))
     benchmarks.append(entry)
 
-record = {"commit": commit, "dirty": dirty == "true", "generic": generic == "true", "date": datetime.datetime.now(datetime.timezone.utc).isoformat(),
+record = {"commit": commit, "dirty": dirty == "true", "generic": generic == "true",
+          "date": datetime.datetime.now(datetime.timezone.utc).isoformat(),
           "device": device, "driver": driver, "cuda": cuda,
           "tests": tests, "benchmarks": benchmarks}
 if (logs / "kernels.json").exists() and (logs / "kernels.json").stat().st_size > 0:
