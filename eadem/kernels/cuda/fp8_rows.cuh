@@ -18,11 +18,17 @@ __device__ inline uint32_t e4m3_code(float quotient) {
   return sign | min(rounded - kRebias, 0x7eu);
 }
 
-// The codes of two quotients without subnormals, the first in the lower byte: nearest even, and what is too large
-// becomes the largest.
+// The codes of two quotients, the first in the lower byte: nearest even, subnormals too, and what is too large becomes
+// the largest.
 __device__ inline uint32_t e4m3_codes(float first, float second) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
-  return e4m3_code(first) | e4m3_code(second) << 8;
+  const auto code = [](float quotient) {
+    constexpr float kSmallest = 0x1p-6f, kSubnormals = 0x1p9f;  // one is 2^-9
+    if (isnan(quotient)) return 0x7fu;
+    if (fabsf(quotient) >= kSmallest) return e4m3_code(quotient);
+    return (__float_as_uint(quotient) >> 24 & 0x80u) | __float2uint_rn(fabsf(quotient) * kSubnormals);
+  };
+  return code(first) | code(second) << 8;
 #else
   uint16_t codes;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
