@@ -44,7 +44,8 @@ class Requirements {
   Requirements& same_dtype(std::string_view port, const TensorType& type, std::string_view other_port,
                            const TensorType& other);
   Requirements& require(bool condition, std::string_view reason);
-  // Requires that the device runs the kernels for Hopper (capability.h).
+  // Requires that the device runs the kernels for Hopper (capability.h). Goes first: the refusal is of the device, not
+  // of the request, and begins with "is for".
   Requirements& hopper();
   Requirements& at_most(std::string_view what, int64_t value, int64_t limit);
 

@@ -22,7 +22,7 @@ Verdict can_decode(const KernelRequest& request) {
   const TensorType &weight = request.inputs[kWeight], &y = request.outputs[0];
   // Both matrices are written and read; the cost of the op has the encoded one.
   return Requirements(request, {kWeight})
-      .require(!runs_hopper_kernels(request), "decodes weights for devices that do not run the kernels for Hopper")
+      .require(!runs_hopper_kernels(request), "is for devices that do not run the kernels for Hopper")
       .require(weight.encoding != nullptr, "the weight is plain")
       .dtype("x", request.inputs[kX], {DType::bf16})
       .dtype("y", y, kActivationDTypes)
