@@ -19,8 +19,9 @@ namespace {
 
 constexpr int64_t kPanel = 16;
 // How many tiles of k are processed before the next ones: a few hundred rows of them (2 KB each) stay in the
-// second-level cache while the panels pass by. Two panels of kTileBlock tiles (16 KB) stay in the first-level cache
-// while the rows pass by; the next panels are prefetched meanwhile.
+// second-level cache while the panels pass by, as do two panels (64 KB) while the rows pass by. The next two panels are
+// prefetched meanwhile. Sums are loaded and stored once for all these tiles. To do so every 8 tiles, so that two panels
+// stay in the first-level cache, took 6 to 10 % longer on Emerald Rapids.
 constexpr int64_t kRowTiles = 32;
 
 // Tile registers: 0 to 3 hold sums (0 and 1 the top row of tiles), 4 and 5 hold a, 6 and 7 hold b.
@@ -39,7 +40,9 @@ EADEM_TILES void configure(int64_t top_rows, int64_t bottom_rows) {
   _tile_loadconfig(&config);
 }
 
-// The prefetch of the next block of two panels: lines [begin, end) of each of its first tiles.
+// The prefetch of the next two panels: while a block passes, lines [begin, end) of each panel for each tile of k, in
+// the order in which they lie. Hardware runs ahead of such a sequence; it did not of one line in each tile (3 to 8 %
+// longer).
 struct Fetch {
   const char* tiles;
   int64_t begin, end;
@@ -82,8 +85,9 @@ EADEM_TILES inline void block(const void* c, void* to, int64_t line, const TileR
     if constexpr (kBottom) _tile_zero(2);
     if constexpr (kBottom && kRight) _tile_zero(3);
   }
+  const char* a_tile = a_rows;
+  const char* fetched = fetch.tiles + fetch.begin * tiles * kTileLine;
   for (int64_t t = 0; t < tiles; ++t) {
-    const char* a_tile = a_rows + t * a.tile_stride;
     const char* b_tile = b + t * kTileBytes;
     _tile_loadd(4, a_tile, a.line_stride);
     _tile_loadd(6, b_tile, 64);
@@ -97,10 +101,10 @@ EADEM_TILES inline void block(const void* c, void* to, int64_t line, const TileR
       add_product<kValues, 2>();
       if constexpr (kRight) add_product<kValues, 3>();
     }
-    for (int64_t i = fetch.begin; i < fetch.end; ++i) {
-      const char* at = fetch.tiles + t * kTileBytes + i * 64;
-      _mm_prefetch(at, _MM_HINT_T1);
-      if constexpr (kRight) _mm_prefetch(at + panel_stride, _MM_HINT_T1);
+    a_tile += (t + 1) % kTileBlock == 0 ? a.k_stride - (kTileBlock - 1) * a.tile_stride : a.tile_stride;
+    for (int64_t i = fetch.begin; i < fetch.end; ++i, fetched += kTileLine) {
+      _mm_prefetch(fetched, _MM_HINT_T1);
+      if constexpr (kRight) _mm_prefetch(fetched + panel_stride, _MM_HINT_T1);
     }
   }
   char *top = static_cast<char*>(to), *bottom = top + kTileRows * line;
@@ -239,15 +243,12 @@ EADEM_TILES void bf16_tiles(float* c, int64_t c_stride, const TileRows& a, const
     for (int64_t p = 0; p < panels; p += 2) {
       char* c_panels = reinterpret_cast<char*>(c) + p * kPanel * 4;
       const char* b_panels = static_cast<const char*>(b.data) + p * b.panel_stride;
-      for (int64_t first = row_tile; first < end || first == 0; first += kTileBlock) {
-        const int64_t some = std::min(kTileBlock, end - first);
-        const char* next = first + some < end ? b_panels + (first + some) * kTileBytes
-                           : p + 2 < panels   ? b_panels + 2 * b.panel_stride + row_tile * kTileBytes
-                           : end < tiles      ? static_cast<const char*>(b.data) + end * kTileBytes
-                                              : b_panels + 2 * b.panel_stride;
-        const auto run = p + 1 < panels ? rows_of_tiles<true> : rows_of_tiles<false>;
-        run(c_panels, c_stride, first > 0, a, b_panels, b.panel_stride, rows, first, some, next, configured);
-      }
+      const char* next = p + 2 < panels ? b_panels + 2 * b.panel_stride + row_tile * kTileBytes
+                         : end < tiles  ? static_cast<const char*>(b.data) + end * kTileBytes
+                                        : b_panels + 2 * b.panel_stride;
+      const auto run = p + 1 < panels ? rows_of_tiles<true> : rows_of_tiles<false>;
+      run(c_panels, c_stride, row_tile > 0, a, b_panels, b.panel_stride, rows, row_tile, end - row_tile, next,
+          configured);
     }
   }
   _tile_release();

@@ -30,6 +30,9 @@ constexpr int64_t kQuantizedRowBlock = 512, kQuantizedShortestRows = 96;
 // AMX products are so fast that reading either operand takes as long, so blocks have more panels and more rows.
 constexpr int64_t kTileGroupPanels = 8, kTileRowBlock = 256;
 constexpr int64_t kTileShortestRows = 64;  // rows of a task
+// Rows of more values do not stay in the second-level cache until the next group of panels, so groups are larger: 12 %
+// less time for 8192 values, 8 % more for 2048.
+constexpr int64_t kTileLongRow = 4096, kTileLongGroupPanels = 16;
 // Up to this many rows, 16-bit weights are widened in registers as they are read, because decode is bound by memory.
 // For more rows, the first rows of a block store the widened weights for the others.
 constexpr int64_t kWidenInRegistersRows = 8;
@@ -54,6 +57,7 @@ using Source = MatmulTypes::Source;
 constexpr int64_t floats_of(const MatmulPlan::Blocks& blocks) { return blocks.rows * blocks.panels * kPanelWidth; }
 
 constexpr MatmulPlan::Blocks kTileBlocks{kTileRowBlock, kTileGroupPanels, 2, kTileShortestRows};
+constexpr MatmulPlan::Blocks kTileLongBlocks{kTileRowBlock, kTileLongGroupPanels, 2, kTileShortestRows};
 // Blocks of products by vdpbf16ps. Their columns are multiples of the panels that bf16_dots.cc computes together.
 constexpr MatmulPlan::Blocks kDotBlocks{kTileRowBlock, 12, 3, kTileShortestRows},
     kDotRowBlocks{kTileRowBlock, 12, 4, kTileShortestRows};
@@ -440,6 +444,7 @@ MatmulPlan::MatmulPlan(const CpuDevice& device, const MatmulTypes& types)
       routines_(EADEM_CPU_DISPATCH(matmul_routines, device.isa())(types)),
       blocks_(blocks_of(types.source)),
       tile_blocks_(blocks_),
+      long_blocks_(blocks_),
       packed_floats_(packed_floats(types.source)),
       has_order_(types.has_order) {
   if (source_ == Source::quantized) quantized_ = quantized_routines(*types.layout, device.isa());
@@ -449,11 +454,12 @@ MatmulPlan::MatmulPlan(const CpuDevice& device, const MatmulTypes& types)
     bf16_product_ = tiles ? bf16_tiles : bf16_dots;
     blocks_ = tiles ? kTileBlocks : kDotRowBlocks;
     tile_blocks_ = tiles ? kTileBlocks : kDotBlocks;
+    long_blocks_ = tiles ? kTileLongBlocks : kDotBlocks;
   }
   // Rows of quantized panels with one scale for each output are multiplied on tiles.
   if (source_ == Source::quantized && device.isa() == Isa::amx && types.layout->whole_rows())
-    tile_blocks_ = kTileBlocks;
-  const int64_t product_floats = std::max(floats_of(blocks_), floats_of(tile_blocks_));
+    tile_blocks_ = long_blocks_ = kTileBlocks;
+  const int64_t product_floats = std::max({floats_of(blocks_), floats_of(tile_blocks_), floats_of(long_blocks_)});
   worker_floats_ = source_ == Source::matrix ? packed_floats_ + kMatrixProductFloats + kCopiedFloats
                                              : packed_floats_ + (gated_ ? 2 : 1) * product_floats;
 }
@@ -568,7 +574,7 @@ void MatmulPlan::run_alone(const Matmul& m, void* scratch) const {
 void MatmulPlan::run(CpuDevice& device, const Matmul& m, void* scratch) const {
   if (m.rows == 0 || m.outputs == 0) return;
   ThreadPool& pool = device.pool();
-  const Blocks& blocks = m.rows > 1 ? tile_blocks_ : blocks_;
+  const Blocks& blocks = m.rows == 1 ? blocks_ : m.k_size > kTileLongRow ? long_blocks_ : tile_blocks_;
 
   // 1. Prepare the data that all tasks share.
   const MatmulRows x = prepared_rows(&pool, m, static_cast<float*>(scratch) + pool.num_threads() * worker_floats_);
@@ -597,10 +603,10 @@ void MatmulPlan::run(CpuDevice& device, const Matmul& m, void* scratch) const {
   // 3. With many rows, rows are divided into blocks of equal size, each block into units of panels, and each of those
   // into units of rows. Neighbouring pieces make a task, because they read the same rows or panels.
   const int64_t row_blocks = ceil_div(m.rows, blocks.rows);
+  // A multiple of the rows of every tile; quantized weights have tiles of 12, of 6 and, on AMX, of 16.
+  const int64_t multiple = blocks.rows == kTileRowBlock ? 32 : source_ == Source::quantized ? 48 : 12;
   const int64_t block_rows =
-      row_blocks == 1
-          ? m.rows
-          : std::min(blocks.rows, round_up(ceil_div(m.rows, row_blocks), blocks.rows == kTileRowBlock ? 32 : 12));
+      row_blocks == 1 ? m.rows : std::min(blocks.rows, round_up(ceil_div(m.rows, row_blocks), multiple));
   const int64_t row_units = ceil_div(block_rows, blocks.row_unit), block_pieces = units * row_units;
   const int64_t pieces = row_blocks * block_pieces;
   const auto shortest = static_cast<int64_t>(kShortest * static_cast<double>(pieces) / multiplications);

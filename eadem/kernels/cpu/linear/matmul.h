@@ -183,7 +183,8 @@ class MatmulPlan {
   bool gated_;
   Routines routines_;
   Bf16Product bf16_product_ = nullptr;
-  Blocks blocks_, tile_blocks_;  // tile_blocks_: of more than one row, on tiles or by products of bf16
+  // Of one row, of more (on tiles or by products of bf16), and of more long rows.
+  Blocks blocks_, tile_blocks_, long_blocks_;
   int64_t packed_floats_, worker_floats_;
   bool has_order_;
   QuantizedRoutines quantized_{};

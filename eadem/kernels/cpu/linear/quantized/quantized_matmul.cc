@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The product for many rows: weights are unpacked a chunk at a time, in the first-level cache, to one byte a code and
-// f32 scales, and all rows of the task use them. 8-bit codes are read in place.
+// f32 scales, and all rows of the task use them. 8-bit codes are read in place, unless tiles of AMX multiply them.
 #include "eadem/kernels/cpu/linear/quantized/quantized_matmul.h"
 
 #include <algorithm>
@@ -14,6 +14,7 @@
 #include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/linear/quantized/integer_tiles-inl.h"
 #include "eadem/kernels/cpu/linear/quantized/quantized_steps-inl.h"
+#include "eadem/kernels/cpu/linear/quantized/step_tiles-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
@@ -46,6 +47,17 @@ HWY_INLINE Words fold(Words codes, Words sub_scale, int zero) {
 #endif
 }
 
+HWY_INLINE Words subtract_bytes(Words codes, int zero) {
+#if HWY_TARGET == HWY_SCALAR
+  uint32_t word = hn::GetLane(codes), result = 0;
+  for (int j = 0; j < 32; j += 8) result |= (((word >> j) - static_cast<uint32_t>(zero)) & 0xff) << j;
+  return hn::Set(WordLanes(), result);
+#else
+  const hn::Repartition<uint8_t, WordLanes> d8;
+  return hn::BitCast(WordLanes(), hn::Sub(hn::BitCast(d8, codes), hn::Set(d8, static_cast<uint8_t>(zero))));
+#endif
+}
+
 template <typename Format>
 HWY_INLINE void fetch_step(const uint8_t* quants, const uint8_t* scales) {
 #pragma GCC unroll kUnroll
@@ -54,8 +66,9 @@ HWY_INLINE void fetch_step(const uint8_t* quants, const uint8_t* scales) {
 }
 
 // Unpacks the chunk of a panel into its scratch: codes [steps, 8, 16, 4] (unless they are stored as bytes), scales
-// [steps, dots, 16] and mins [steps, 16]; for folded layouts also the pairs of their mins [steps, 16].
-template <typename Format>
+// [steps, dots, 16] and mins [steps, 16]; for folded layouts also the pairs of their mins [steps, 16]. With kLevels,
+// codes that are not folded become signed levels, also those stored as bytes.
+template <typename Format, bool kLevels>
 void unpack_chunk(float* scratch, const PackedChunk& panel, int64_t steps, const uint8_t* table, int zero) {
   using Fields = typename Format::Fields;
   const uint8_t *quants = panel.quants, *scale_bytes = panel.scales;
@@ -71,7 +84,7 @@ void unpack_chunk(float* scratch, const PackedChunk& panel, int64_t steps, const
       for (int g = 0; g < Format::kDots; ++g) store(step.scale[g], scales + g * kPanelWidth + n);
       if constexpr (Format::kMin) store(step.min, mins + n);
       if constexpr (Format::kMin && Format::kFolded) store(hn::BitCast(Lanes(), step.min_pair), min_pairs + n);
-      if constexpr (Fields::kBytes < kStepBytes) {
+      if constexpr (Fields::kBytes < kStepBytes || kLevels) {
         const Fields fields(quants, n);
         Words low = hn::Zero(WordLanes()), high = low;
         if constexpr (Format::kFolded) {
@@ -81,7 +94,10 @@ void unpack_chunk(float* scratch, const PackedChunk& panel, int64_t steps, const
 #pragma GCC unroll kUnroll
         for (int i = 0; i < kStepVectors; ++i) {
           Words bytes = fields.codes(i, table);
-          if constexpr (Format::kFolded) bytes = fold<Format::kMin>(bytes, i < kStepVectors / 2 ? low : high, zero);
+          if constexpr (Format::kFolded)
+            bytes = fold<Format::kMin>(bytes, i < kStepVectors / 2 ? low : high, zero);
+          else if constexpr (kLevels)
+            bytes = subtract_bytes(bytes, zero);
           store_words(bytes, codes + i * 64 + n * 4);
         }
       }
@@ -104,13 +120,6 @@ constexpr int tile_rows(int dots) {
   if (!kChainsInRegisters) return kSumRows / dots;
   return dots == 1 ? 6 : 4;
 }
-
-// The unpacked chunk of one panel.
-struct UnpackedChunk {
-  const uint8_t* codes;  // [steps, 8, 16, 4]
-  const float* scratch;  // its scales and mins
-  const uint8_t* later;  // the packed codes of a later chunk, to prefetch
-};
 
 // c [kRows, kPanels * 16] += rows r0 … of x times the chunks w, which begin at step s0. At each step, `fetch_bytes`
 // bytes of later packed chunks are prefetched, because memory would be idle otherwise.
@@ -206,12 +215,23 @@ void quantized_tiles(float* c, const QuantizedRows& x, int64_t r0, int64_t rows,
 
 // ---- The product.
 
-template <template <int> typename Dot, typename Format>
+// Formats that tiles multiply faster than dot products do, and the rows from which on they do (step_tiles-inl.h).
+template <typename Format>
+inline constexpr bool kOnTiles = HWY_TARGET == HWY_AVX3&& Format::kDots == 1;
+inline constexpr int64_t kLeastTileRows = 48;
+
+template <template <int> typename Dot, typename Format, bool kTiles>
 void product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
                        int64_t rows, int64_t p0, int64_t panels, float* scratch) {
   using Fields = typename Format::Fields;
+  if constexpr (kTiles)
+    if (rows < kLeastTileRows)
+      return product_of_format<Dot, Format, false>(c, x, w, k_size, r0, rows, p0, panels, scratch);
   const int64_t all_steps = k_size / kStep;
   std::memset(c, 0, static_cast<size_t>(rows * panels * kPanelWidth) * sizeof(float));
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (kTiles) configure_step_tiles();
+#endif
   for (int64_t s0 = 0; s0 < all_steps; s0 += kChunkSteps) {
     const int64_t steps = std::min(kChunkSteps, all_steps - s0);
     const PackedChunk chunk = packed_chunk<Format>(w, all_steps, p0, panels, s0, steps, scratch);
@@ -232,25 +252,41 @@ void product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& 
         for (int64_t i = 0; i < kChunkSteps * Format::kScaleBytes; i += 64) fetch_far(panel.scales + next_scales + i);
       if constexpr (Format::kSupers) fetch_far(reinterpret_cast<const uint8_t*>(panel.supers) + next_supers);
       float* to = scratch + p * kScratchFloats;
-      unpack_chunk<Format>(to, panel, steps, w.layout->table.data(), w.layout->zero);
-      unpacked[p] = {Fields::kBytes < kStepBytes ? reinterpret_cast<const uint8_t*>(to) : panel.quants, to,
-                     panel.quants + later};
+      unpack_chunk<Format, kTiles>(to, panel, steps, w.layout->table.data(), w.layout->zero);
+      const bool in_place = Fields::kBytes == kStepBytes && !kTiles;
+      unpacked[p] = {in_place ? panel.quants : reinterpret_cast<const uint8_t*>(to), to, panel.quants + later};
     }
+#if HWY_TARGET == HWY_AVX3
+    if constexpr (kTiles) {
+      // A level of q3_k times its sub-scale may be 128, so its bytes stay unsigned.
+      quantized_on_tiles<typename Format::Tile, Format::kFolded && !Format::kMin>(c, x, r0, rows, unpacked, panels, s0,
+                                                                                  steps, Fields::kBytes);
+      continue;
+    }
+#endif
     quantized_tiles<Dot<Format::kTileBits>, typename Format::Tile>(c, x, r0, rows, unpacked, panels, s0, steps,
                                                                    Fields::kBytes);
   }
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (kTiles) release_tiles();
+#endif
 }
 
-template <template <int> typename Dot>
+template <template <int> typename Dot, bool kTiles = false>
 QuantizedProduct product_with(const QuantizedFormat& format) {
   QuantizedProduct result = nullptr;
-  with_format(format, [&](auto constant) { result = product_of_format<Dot, decltype(constant)>; });
+  with_format(format, [&](auto constant) {
+    using Format = decltype(constant);
+    constexpr bool kOn = kTiles && kOnTiles<Format>;
+    result = product_of_format<Dot, Format, kOn>;
+  });
   return result;
 }
 
 QuantizedProduct product(const QuantizedFormat& format) { return product_with<DotPairs>(format); }
-// For processors of this target that have the 8-bit dot product.
+// For processors of this target that have the 8-bit dot product, and for those that also have tiles.
 QuantizedProduct product_byte_dots(const QuantizedFormat& format) { return product_with<DotBytes>(format); }
+QuantizedProduct product_tiles(const QuantizedFormat& format) { return product_with<DotBytes, true>(format); }
 
 }  // namespace
 }  // namespace eadem::kernels::cpu::HWY_NAMESPACE
@@ -261,8 +297,10 @@ namespace eadem::kernels::cpu {
 
 EADEM_CPU_EXPORT(product);
 EADEM_CPU_EXPORT(product_byte_dots);
+EADEM_CPU_EXPORT(product_tiles);
 
 QuantizedProduct block_product(const QuantizedFormat& format, Isa isa) {
+  if (isa == Isa::amx) return EADEM_CPU_DISPATCH(product_tiles, isa)(format);
   return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(product_byte_dots, isa)(format)
                             : EADEM_CPU_DISPATCH(product, isa)(format);
 }
