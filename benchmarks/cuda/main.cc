@@ -233,17 +233,24 @@ class Bench {
                     {dq.view, dk.view, dv.view}, 10.0 * pairs * static_cast<double>(heads * dim));
   }
 
-  // `sequences` with `length` keys each, of which the last `new_tokens` are queries.
+  // Rows of keys or values in an encoding of 8 bits: any codes, and small scales.
+  Tensor random_rows(const Encoding& encoding, const Shape& shape) {
+    const Tensor bytes = random(DType::bf16, {(encoded_bytes(encoding, shape) + 1) / 2}, 0.05);
+    return {view_of_planes(bytes.view.data, encoding, DType::f32, shape), bytes.storage};
+  }
+
+  // `sequences` with `length` keys each, of which the last `new_tokens` are queries; a cache of bf16, or in `encoding`.
   Row attention(const std::string& name, int64_t heads, int64_t kv_heads, int64_t dim, int64_t sequences,
-                int64_t length, int64_t new_tokens) {
+                int64_t length, int64_t new_tokens, const Encoding* encoding = nullptr, float softcap = 0.0f) {
     const int64_t block = 64, blocks = (length + block - 1) / block;
-    const double keys = static_cast<double>(sequences * length * kv_heads * dim) * 2 * 2;
+    const double row_bytes = encoding != nullptr ? static_cast<double>(dim) + 4 : static_cast<double>(dim) * 2;
+    const double keys = static_cast<double>(sequences * length * kv_heads) * row_bytes * 2;
     const int copies = std::clamp(static_cast<int>(kColdBytes / keys) + 1, 1, 16);
+    const Shape shape{sequences * blocks, kv_heads, block, dim};
     std::vector<Tensor> k, v;
-    for (int i = 0; i < copies; ++i) {
-      k.push_back(random(DType::bf16, {sequences * blocks, kv_heads, block, dim}));
-      v.push_back(random(DType::bf16, {sequences * blocks, kv_heads, block, dim}));
-    }
+    for (int i = 0; i < copies; ++i)
+      for (std::vector<Tensor>* cache : {&k, &v})
+        cache->push_back(encoding == nullptr ? random(DType::bf16, shape) : random_rows(*encoding, shape));
     std::vector<int32_t> starts = {0}, lengths, table;
     for (int64_t s = 0; s < sequences; ++s) {
       starts.push_back(starts.back() + static_cast<int32_t>(new_tokens));
@@ -260,7 +267,8 @@ class Bench {
                                         .kv_heads = kv_heads,
                                         .head_dim = dim,
                                         .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
-                                        .source = kernels::KvSource::cached};
+                                        .source = kernels::KvSource::cached,
+                                        .softcap = softcap};
     const auto inputs_of = [&](size_t at) {
       return std::array{q.view, k[at].view, v[at].view, query_start.view, kv_length.view, block_table.view};
     };
@@ -415,6 +423,24 @@ int run(int argc, char** argv) {
       add(fmt::format("linear 8b {} {} tokens {}", type, part, tokens),
           [&](const std::string& name) { return bench.linear(name, in, out, tokens, gated, DType::bf16, encoding); });
   };
+  for (const Encoding* encoding : {&RowEncoding::int8(), &RowEncoding::fp8_e4m3()})
+    for (const auto& [name, dim] : {std::pair("1b", 64), {"8b", 128}}) {
+      const auto add_attention = [&](int64_t sequences, int64_t length, int64_t tokens) {
+        add(fmt::format("attention {} {} sequences {} keys {} tokens {}", name, encoding->name(), sequences, length,
+                        tokens),
+            [&](const std::string& row) {
+              return bench.attention(row, 32, 8, dim, sequences, length, tokens, encoding);
+            });
+      };
+      add_attention(1, 8192, 1);
+      add_attention(64, 4096, 1);
+      add_attention(1, 8192, 8192);
+    }
+  for (const int64_t tokens : {int64_t{1}, int64_t{4096}}) {
+    const int64_t sequences = tokens == 1 ? 64 : 1;
+    add(fmt::format("attention 8b capped sequences {} keys 4096 tokens {}", sequences, tokens),
+        [&](const std::string& row) { return bench.attention(row, 32, 8, 128, sequences, 4096, tokens, nullptr, 50); });
+  }
   for (const char* type : {"fp8_e4m3_channel", "fp8_e4m3_block128", "q4_k", "q6_k", "q8_0", "q4_0", "iq4_nl"}) {
     encoded("q", type, 4096, 4096, false);
     encoded("gate_up", type, 4096, 14336, true);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A query of attention on a CUDA device has the same bits however its prompt is cut into steps, whatever sequences are
-// beside it, and wherever its keys are kept. Values against the reference: tests/ops/reference_test.cc; those of
-// gradients over many tiles also here.
+// beside it, and wherever its keys are kept; caches of 8-bit codes are written as their encoding says. Values against
+// the reference: tests/ops/reference_test.cc; those of gradients over many tiles also here.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/attention/attention.h"
+#include "eadem/kernels/attention/kv_append.h"
 #include "eadem/kernels/backend.h"
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/cuda/kernels.h"
@@ -27,6 +29,9 @@ using test::random_on;
 
 struct Geometry {
   int64_t heads, kv_heads, head_dim, window;
+  float softcap = 0.0f;
+  bool sinks = false;
+  const Encoding* encoding = nullptr;  // of the cache; null: bf16
 };
 
 // One sequence of `length` tokens with all its keys and values, token by token, and steps over parts of it.
@@ -41,26 +46,54 @@ class CudaAttention : public ::testing::TestWithParam<Geometry> {
               .head_dim = g.head_dim,
               .scale = 0.3f,
               .window = g.window,
-              .source = KvSource::cached};
+              .source = KvSource::cached,
+              .softcap = g.softcap,
+              .sinks = g.sinks};
+    if (g.sinks) sinks_ = copy_to_device(device_, test::random_tensor(DType::f32, {g.heads}, 4).view);
     q_ = test::random_tensor(DType::bf16, {kLength, g.heads, g.head_dim}, 1);
-    k_ = test::random_tensor(DType::bf16, {kLength, g.kv_heads, g.head_dim}, 2);
-    v_ = test::random_tensor(DType::bf16, {kLength, g.kv_heads, g.head_dim}, 3);
+    const Shape rows{kLength, g.kv_heads, g.head_dim};
+    k_ = stored(test::random_tensor(DType::bf16, rows, 2));
+    v_ = stored(test::random_tensor(DType::bf16, rows, 3));
+  }
+
+  // Keys or values as the cache stores them.
+  static Tensor stored(const Tensor& rows) {
+    if (GetParam().encoding == nullptr) return rows;
+    Tensor result = Tensor::on_host(DType::f32, rows.shape(), *GetParam().encoding);
+    GetParam().encoding->encode(result.view, rows.view);
+    return result;
   }
 
   // A cache [num_blocks, kv_heads, block_size, head_dim] in which position p of the sequence is in block
-  // table[p / block_size]; everything else is NaN.
-  Tensor cache_of(const Tensor& rows, const std::vector<int32_t>& table, int64_t num_blocks, int64_t block_size) const {
-    const int64_t kv_heads = attrs_.kv_heads, dim = attrs_.head_dim;
-    const Tensor cache = Tensor::on_host(DType::bf16, {num_blocks, kv_heads, block_size, dim});
-    auto* to = static_cast<uint16_t*>(cache.view.data);
-    std::fill_n(to, cache.view.num_elements(), uint16_t{0x7fc0});  // NaN
-    const auto* from = static_cast<const uint16_t*>(rows.view.data);
-    for (int64_t p = 0; p < kLength; ++p)
-      for (int64_t h = 0; h < kv_heads; ++h)
-        std::copy_n(
-            from + (p * kv_heads + h) * dim, dim,
-            to + ((table[static_cast<size_t>(p / block_size)] * kv_heads + h) * block_size + p % block_size) * dim);
-    return copy_to_device(device_, cache.view);
+  // table[p / block_size]; everything else is NaN. The view lives as long as `memory`.
+  TensorView cache_of(const Tensor& rows, const std::vector<int32_t>& table, int64_t num_blocks, int64_t block_size,
+                      Tensor& memory) const {
+    const int64_t kv_heads = attrs_.kv_heads;
+    const Shape shape{num_blocks, kv_heads, block_size, attrs_.head_dim};
+    // `row` values of type T for each position and head.
+    const auto scatter = [&]<typename T>(T* to, const T* from, int64_t row, T nan) {
+      std::fill_n(to, num_blocks * kv_heads * block_size * row, nan);
+      for (int64_t p = 0; p < kLength; ++p)
+        for (int64_t h = 0; h < kv_heads; ++h)
+          std::copy_n(
+              from + (p * kv_heads + h) * row, row,
+              to + ((table[static_cast<size_t>(p / block_size)] * kv_heads + h) * block_size + p % block_size) * row);
+    };
+    const Encoding* encoding = GetParam().encoding;
+    if (encoding == nullptr) {
+      const Tensor cache = Tensor::on_host(DType::bf16, shape);
+      scatter(static_cast<uint16_t*>(cache.view.data), static_cast<const uint16_t*>(rows.view.data), attrs_.head_dim,
+              uint16_t{0x7fc0});
+      memory = copy_to_device(device_, cache.view);
+      return memory.view;
+    }
+    const Tensor cache = Tensor::in_one_piece(DType::f32, shape, *encoding);
+    scatter(static_cast<uint8_t*>(cache.view.data), static_cast<const uint8_t*>(rows.view.data), attrs_.head_dim,
+            uint8_t{0x7f});
+    scatter(static_cast<float*>(cache.view.plane(1)), static_cast<const float*>(rows.view.plane(1)), 1, NAN);
+    const int64_t bytes = encoded_bytes(*encoding, shape);
+    memory = copy_to_device(device_, TensorView(cache.view.data, DType::u8, {bytes}));
+    return view_of_planes(memory.view.data, *encoding, DType::f32, shape);
   }
 
   // A part of the step: tokens [begin, end) of the sequence, whose keys are those before `end`.
@@ -73,7 +106,9 @@ class CudaAttention : public ::testing::TestWithParam<Geometry> {
     std::vector<int32_t> table;
     for (int64_t b = 0; b < blocks; ++b) table.push_back(static_cast<int32_t>(7 * (blocks - 1 - b) + b % 7));
     const int64_t num_blocks = 7 * blocks;
-    const Tensor k = cache_of(k_, table, num_blocks, block_size), v = cache_of(v_, table, num_blocks, block_size);
+    Tensor memory[2];
+    const TensorView k = cache_of(k_, table, num_blocks, block_size, memory[0]),
+                     v = cache_of(v_, table, num_blocks, block_size, memory[1]);
 
     std::vector<int32_t> starts = {0}, lengths, tables;
     for (const Part& part : parts) {
@@ -95,7 +130,8 @@ class CudaAttention : public ::testing::TestWithParam<Geometry> {
 
     const Mesh alone;
     Context context{*device_, alone};
-    const TensorView inputs[] = {q.view, k.view, v.view, query_start.view, kv_length.view, block_table.view};
+    std::vector<TensorView> inputs = {q.view, k, v, query_start.view, kv_length.view, block_table.view};
+    if (attrs_.sinks) inputs.push_back(sinks_.view);
     const TensorView outputs[] = {y.view};
     KernelCall call{.inputs = inputs, .outputs = outputs, .context = &context};
     if (with_states) call.scratch = scratch.view;
@@ -112,7 +148,7 @@ class CudaAttention : public ::testing::TestWithParam<Geometry> {
   static constexpr int64_t kLength = 700;  // three spans and chunks that are not full
   std::shared_ptr<Device> device_;
   AttentionAttrs attrs_;
-  Tensor q_, k_, v_;
+  Tensor q_, k_, v_, sinks_;
 };
 
 TEST_P(CudaAttention, BitsDoNotDependOnHowAPromptIsCut) {
@@ -152,7 +188,7 @@ TEST_P(CudaAttention, DecodeHasTheBitsOfThePromptWhoeverIsBeside) {
   }
   // A few sequences, many, and so many that a warp computes several splits; blocks of every kind that a copy may have.
   for (const auto& [times, block_size] : std::vector<std::pair<size_t, int64_t>>{
-           {1, 32}, {6, 1}, {6, 16}, {6, 32}, {6, 48}, {6, 128}, {6, kLength}, {60, 64}}) {
+           {1, 32}, {1, 48}, {6, 1}, {6, 16}, {6, 32}, {6, 48}, {6, 64}, {6, 128}, {6, kLength}, {60, 64}}) {
     std::vector<Part> parts;
     for (size_t i = 0; i < times; ++i) parts.insert(parts.end(), together.begin(), together.end());
     const std::vector<std::vector<char>> batch = run(parts, block_size);
@@ -166,6 +202,115 @@ TEST_P(CudaAttention, DecodeHasTheBitsOfThePromptWhoeverIsBeside) {
   expect_row(mixed[2], 699, "after a prompt");
   EXPECT_EQ(std::memcmp(mixed[1].data(), whole.data(), mixed[1].size()), 0);
 }
+
+// --- Caches of 8-bit codes have the bits of RowEncoding::encode, whichever kernel writes them.
+
+struct Append {
+  const Encoding* encoding;
+  DType dtype;
+  int64_t head_dim, rotary_dim;  // 0: nothing rotates
+  RopeStyle style = RopeStyle::rotate_half;
+};
+
+class CudaAppend : public ::testing::TestWithParam<Append> {};
+
+TEST_P(CudaAppend, HasTheBitsOfTheEncoding) {
+  if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  const std::shared_ptr<Device> device = open_device("cuda");
+  const Append& a = GetParam();
+  constexpr int64_t kTokens = 37, kHeads = 3, kKvHeads = 2, kBlockSize = 7, kBlocks = 9;
+  const Shape rows{kTokens, kKvHeads, a.head_dim}, cache_shape{kBlocks, kKvHeads, kBlockSize, a.head_dim};
+  const Mesh alone;
+  Context context{*device, alone};
+  const auto on_device = [&](const Tensor& host) { return copy_to_device(device, host.view); };
+
+  // 1. Keys and values of all sizes; a row of zeros, and one with an infinity.
+  const auto random_rows = [&](uint64_t seed) {
+    const Tensor values = test::random_tensor(DType::f32, rows, seed);
+    float* x = values.view.as<float>();
+    for (int64_t i = 0; i < values.view.num_elements(); ++i) {
+      const int64_t row = i / a.head_dim;
+      x[i] = std::ldexp(x[i], static_cast<int>(row % 5 * 9 - 18) - static_cast<int>(i % 11));
+      if (row == 3) x[i] = 0.0f;
+      if (row == 8 && i % a.head_dim == a.head_dim - 1) x[i] = INFINITY;
+    }
+    return converted_on_host(values.view, a.dtype);
+  };
+  const Tensor k = on_device(random_rows(1)), v = on_device(random_rows(2)),
+               q = test::random_on(device, a.dtype, {kTokens, kHeads, a.head_dim}, 3);
+  Tensor slots = Tensor::on_host(DType::i64, {kTokens});
+  for (int64_t t = 0; t < kTokens; ++t)
+    slots.view.as<int64_t>()[t] = t % 6 == 4 ? -1 : (t * 11 + 5) % (kBlocks * kBlockSize);
+  const Tensor slots_on_device = on_device(slots);
+
+  // 2. The codes, written beside an image of what was there.
+  const int64_t bytes = encoded_bytes(*a.encoding, cache_shape);
+  const Tensor image = Tensor::on_host(DType::u8, {bytes});
+  std::memset(image.view.data, 0x5a, static_cast<size_t>(bytes));
+  const Tensor memory[] = {on_device(image), on_device(image)};
+  const TensorView cache_k = view_of_planes(memory[0].view.data, *a.encoding, DType::f32, cache_shape),
+                   cache_v = view_of_planes(memory[1].view.data, *a.encoding, DType::f32, cache_shape);
+  Tensor rotated_k = k, y;
+  if (a.rotary_dim == 0) {
+    const NoAttrs none;
+    const TensorView inputs[] = {k.view, v.view, slots_on_device.view, cache_k, cache_v},
+                     outputs[] = {cache_k, cache_v};
+    test::plan_for(*cuda::kv_append_kernels()[0], "kv_append", AttrsRef(none), inputs, outputs, context)
+        ->run({.inputs = inputs, .outputs = outputs, .context = &context});
+  } else {
+    const RopeKvAppendAttrs attrs{.rope = {.style = a.style, .rotary_dim = a.rotary_dim}};
+    const Tensor table = test::random_on(device, DType::f32, {kTokens, a.rotary_dim}, 5);
+    y = allocate_tensor(*device, a.dtype, q.view.shape);
+    const TensorView inputs[] = {q.view, table.view, k.view, v.view, slots_on_device.view, cache_k, cache_v},
+                     outputs[] = {y.view, cache_k, cache_v};
+    test::plan_for(*cuda::rope_qk_append_kernels()[0], "rope_qk_append", AttrsRef(attrs), inputs, outputs, context)
+        ->run({.inputs = inputs, .outputs = outputs, .context = &context});
+    // What rope gives, of which one key has a NaN or an infinity.
+    const auto rotate = [&](const Tensor& x) {
+      const Tensor result = allocate_tensor(*device, a.dtype, x.view.shape);
+      const TensorView from[] = {x.view, table.view}, to[] = {result.view};
+      test::plan_for(*cuda::rope_kernels()[0], "rope", AttrsRef(attrs.rope), from, to, context)
+          ->run({.inputs = from, .outputs = to, .context = &context});
+      return result;
+    };
+    rotated_k = rotate(k);
+    EXPECT_EQ(bytes_of(*device, y.view), bytes_of(*device, rotate(q).view));
+  }
+
+  // 3. Against the encoding of the same rows on the host.
+  for (size_t n = 0; n < 2; ++n) {
+    const Tensor expected = Tensor::on_host(DType::f32, rows, *a.encoding);
+    a.encoding->encode(expected.view, copy_to_host(*device, n == 0 ? rotated_k.view : v.view).view);
+    std::vector<char> whole(static_cast<const char*>(image.view.data),
+                            static_cast<const char*>(image.view.data) + bytes);
+    for (int64_t t = 0; t < kTokens; ++t)
+      for (int64_t h = 0; h < kKvHeads && slots.view.as<int64_t>()[t] >= 0; ++h) {
+        const int64_t slot = slots.view.as<int64_t>()[t], from = t * kKvHeads + h,
+                      to = (slot / kBlockSize * kKvHeads + h) * kBlockSize + slot % kBlockSize;
+        std::memcpy(&whole[static_cast<size_t>(to * a.head_dim)],
+                    static_cast<const char*>(expected.view.plane(0)) + from * a.head_dim,
+                    static_cast<size_t>(a.head_dim));
+        std::memcpy(&whole[static_cast<size_t>(cache_shape.num_elements() + to * 4)],
+                    static_cast<const char*>(expected.view.plane(1)) + from * 4, 4);
+      }
+    EXPECT_EQ(bytes_of(*device, memory[n].view), whole) << (n == 0 ? "keys" : "values");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Rows, CudaAppend,
+    ::testing::Values(
+        Append{&RowEncoding::int8(), DType::bf16, 128, 128}, Append{&RowEncoding::fp8_e4m3(), DType::bf16, 64, 64},
+        Append{&RowEncoding::int8(), DType::bf16, 128, 0}, Append{&RowEncoding::fp8_e4m3(), DType::f32, 64, 0},
+        Append{&RowEncoding::int8(), DType::bf16, 128, 64},
+        Append{&RowEncoding::fp8_e4m3(), DType::bf16, 128, 128, RopeStyle::interleaved},
+        Append{&RowEncoding::int8(), DType::f32, 80, 80}, Append{&RowEncoding::fp8_e4m3(), DType::bf16, 36, 0},
+        Append{&RowEncoding::int8(), DType::bf16, 512, 512}, Append{&RowEncoding::int8(), DType::f32, 4, 2}),
+    [](const auto& info) {
+      const Append& a = info.param;
+      return fmt::format("{}_{}_{}of{}{}", a.encoding->name(), dtype_name(a.dtype), a.rotary_dim, a.head_dim,
+                         a.style == RopeStyle::interleaved ? "_interleaved" : "");
+    });
 
 // --- Gradients, of sequences with more rows than a block has and fewer than a chunk.
 
@@ -289,7 +434,9 @@ TEST_P(CudaAttentionGradient, IsThatOfTheDefinition) {
 
 constexpr auto name_of = [](const ::testing::TestParamInfo<Geometry>& geometry) {
   const Geometry& g = geometry.param;
-  return fmt::format("{}heads_{}kv_{}dim_window{}", g.heads, g.kv_heads, g.head_dim, g.window);
+  return fmt::format("{}heads_{}kv_{}dim_window{}{}{}{}{}", g.heads, g.kv_heads, g.head_dim, g.window,
+                     g.softcap > 0 ? "_capped" : "", g.sinks ? "_sinks" : "", g.encoding != nullptr ? "_" : "",
+                     g.encoding != nullptr ? g.encoding->name() : "");
 };
 
 INSTANTIATE_TEST_SUITE_P(Geometries, CudaAttentionGradient,
@@ -299,7 +446,16 @@ INSTANTIATE_TEST_SUITE_P(Geometries, CudaAttentionGradient,
 
 INSTANTIATE_TEST_SUITE_P(Geometries, CudaAttention,
                          ::testing::Values(Geometry{32, 8, 64, 0}, Geometry{8, 8, 128, 0}, Geometry{14, 2, 64, 0},
-                                           Geometry{16, 4, 128, 100}, Geometry{20, 1, 64, 300}),
+                                           Geometry{16, 4, 128, 100}, Geometry{20, 1, 64, 300},
+                                           Geometry{16, 8, 128, 0, 2.0f}, Geometry{20, 1, 64, 90, 0.7f},
+                                           Geometry{8, 4, 256, 0}, Geometry{20, 2, 256, 90, 0.9f, true},
+                                           Geometry{64, 8, 64, 128, 0.0f, true}, Geometry{8, 2, 128, 0, 1.5f, true},
+                                           Geometry{32, 8, 64, 0, 0.0f, false, &RowEncoding::int8()},
+                                           Geometry{8, 8, 128, 0, 0.0f, false, &RowEncoding::fp8_e4m3()},
+                                           Geometry{16, 4, 128, 100, 0.0f, false, &RowEncoding::int8()},
+                                           Geometry{20, 1, 64, 300, 0.0f, true, &RowEncoding::fp8_e4m3()},
+                                           Geometry{20, 2, 128, 0, 0.8f, true, &RowEncoding::int8()},
+                                           Geometry{14, 2, 64, 90, 0.8f, false, &RowEncoding::fp8_e4m3()}),
                          name_of);
 
 }  // namespace

@@ -665,9 +665,10 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
   if (name == "activation" || name == "gated_activation") return activation(op, pass, in, expected);
   if (name == "rope") return rope(op, in, pass, expected);
   if (name == "scale_by_position") return relative(gamma_f32(2), expected);  // a factor that is rounded, and a product
-  // Queries are rounded as the keys of an int8 cache are.
+  // Queries are rounded as the keys of an int8 cache are, but on a GPU.
   if (name == "attention")
-    return attention(op, pass, in, expected, encoded.encoding == &RowEncoding::int8(), rounds_to_bf16);
+    return attention(op, pass, in, expected, encoded.encoding == &RowEncoding::int8() && !rounds_to_bf16,
+                     rounds_to_bf16);
   if (name == "selected_attention") return selected_bounds(op, pass, in, expected);
   if (name == "latent_attention")
     return latent_bounds(op, in, encoded.encoding == &RowEncoding::int8(), rounds_to_bf16);

@@ -367,6 +367,8 @@ std::vector<Workload> attention() {
     for (const Shape& shape : {Shape{2, 1, 48, 32}, Shape{4, 2, 64, 128}, Shape{3, 1, 72, 64}, Shape{2, 2, 5, 1}})
       for (int64_t window : {0, 40}) direct(dtype, shape, 75, 2, window);
     // Soft caps that scores reach, and sinks.
+    for (const Shape& shape : {Shape{4, 2, 64, 64, 0.05f}, Shape{3, 1, 128, 128, 0, true}})
+      for (int64_t window : {0, 40}) direct(dtype, shape, 300, 2, window);
     for (const Shape& shape : {Shape{4, 2, 8, 8, 0.5f}, Shape{6, 2, 24, 24, 0, true}, Shape{3, 1, 7, 9, 2.0f, true}})
       for (int64_t window : {0, 40}) direct(dtype, shape, 135, 2, window);
     for (const Shape& shape : {Shape{3, 1, 28, 20, 0, false, 28}, Shape{4, 2, 33, 7, 0, false, 33}})
@@ -380,6 +382,19 @@ std::vector<Workload> attention() {
         cached(dtype, kv, shape, 70, 2, 33, 16, 9);  // prefill and decode, a window
         cached(dtype, kv, shape, 1, 1, 0, 16, 71);   // splits
       }
+      // What the tensor cores of GPUs take: decode of few sequences and of many, in splits, and prompts beside decode.
+      if (dtype == kBf16 && (kv.encoding != nullptr || kv.dtype == kBf16))
+        for (const Shape& shape : {Shape{4, 2, 64}, Shape{4, 2, 128, 128, 0.05f}, Shape{10, 1, 64, 64, 0, true},
+                                   Shape{3, 1, 128, 128, 0.1f, true}, Shape{2, 1, 256, 256, 0.05f}}) {
+          if (shape.head_dim > 128 && kv.encoding != nullptr) continue;
+          const int64_t many = 140 / shape.kv_heads;
+          cached(dtype, kv, shape, 3, 3, 0, 16, 40);
+          cached(dtype, kv, shape, 2, 2, 100, 48, 9);
+          cached(dtype, kv, shape, many, many, 0, 32, 9);
+          cached(dtype, kv, shape, many, many, 70, 16, 9);
+          cached(dtype, kv, shape, 150, 3, 0, 64, 5);
+          cached(dtype, kv, shape, 150, 3, 90, 16, 20);
+        }
       cached(dtype, kv, by_chunks({4, 2, 16}, 33), 3, 3, 0, 16, 9);      // decode by chunks
       cached(dtype, kv, by_chunks({4, 2, 16}, 33), 70, 2, 0, 7, 20);     // prefill and decode by chunks
       cached(dtype, kv, by_chunks({8, 1, 16}, 700), 1, 1, 0, 16, 71);    // splits, of which a chunk begins in one

@@ -83,6 +83,13 @@ __device__ inline float fast_exp2(float x) {
   return y;
 }
 
+// 1 / x by one instruction: within a unit of the last place; results below 2^-126 become 0.
+__device__ inline float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // --- Reductions. Every thread gets the result.
 
 struct Sum {

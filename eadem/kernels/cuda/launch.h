@@ -286,19 +286,25 @@ struct RopeParams {
 };
 [[nodiscard]] cudaError_t launch_rope(const RopeParams& params, cudaStream_t stream);
 
+// The codes of a KV cache in a RowEncoding; none: it is plain.
+enum class KvCode : uint8_t { none, int8, e4m3 };
+
 struct KvAppendParams {
   const void* k;         // [tokens, kv_heads, head_dim] dtype
   const float* table;    // [tokens, rotary_dim], or null: k is appended as it is
   const void* v;         // [tokens, kv_heads, head_dim] dtype
   const int64_t* slots;  // [tokens]
-  void* cache_k;         // [num_blocks, kv_heads, block_size, head_dim] cache_dtype
+  void* cache_k;         // [num_blocks, kv_heads, block_size, head_dim] cache_dtype, or codes
   void* cache_v;         // likewise
   int64_t tokens, kv_heads, head_dim, rotary_dim, block_size;
   RopeStyle style;
   DType dtype, cache_dtype;
-  const void* q = nullptr;  // [tokens, heads, head_dim] dtype, with `table`: rotated into y; or null
-  void* y = nullptr;        // like q
-  int64_t heads = 0;        // of q
+  const void* q = nullptr;     // [tokens, heads, head_dim] dtype, with `table`: rotated into y; or null
+  void* y = nullptr;           // like q
+  int64_t heads = 0;           // of q
+  KvCode code = KvCode::none;  // not none: head_dim is a multiple of 4, at most kMaxHeadDim
+  float* k_scales = nullptr;   // [num_blocks, kv_heads, block_size], with a code
+  float* v_scales = nullptr;   // likewise
 };
 [[nodiscard]] cudaError_t launch_kv_append(const KvAppendParams& params, cudaStream_t stream);
 
@@ -309,7 +315,7 @@ inline constexpr int64_t kMaxHeadDim = 512;
 struct AttentionParams {
   const void* q;               // [tokens, heads, head_dim] dtype
   const void* k;               // direct [tokens, kv_heads, head_dim], cached
-                               // [num_blocks, kv_heads, block_size, head_dim]; kv_dtype
+                               // [num_blocks, kv_heads, block_size, head_dim]; kv_dtype, or codes
   const void* v;               // like k
   const int32_t* query_start;  // [sequences + 1]
   const int32_t* kv_length;    // [sequences]
@@ -321,9 +327,13 @@ struct AttentionParams {
   float scale;
   DType dtype, kv_dtype;
   float* lse = nullptr;  // [tokens, heads], or null; direct only
-  // Only launch_attention uses these members:
+  // launch_attention_backward and launch_attention_backward_wgmma take neither:
   float softcap = 0.0f;          // 0: none
   const float* sinks = nullptr;  // [heads], or null
+  // Only the kernels for tensor cores take a cache in a RowEncoding:
+  KvCode code = KvCode::none;
+  const float* k_scales = nullptr;  // [num_blocks, kv_heads, block_size], with a code
+  const float* v_scales = nullptr;  // likewise
   // Only launch_attention_decode uses these members:
   int64_t cache_rows = 0;   // num_blocks * kv_heads * block_size
   float* states = nullptr;  // [max_splits, heads, head_dim + 2]
@@ -334,8 +344,9 @@ struct AttentionParams {
 };
 [[nodiscard]] cudaError_t launch_attention(const AttentionParams& params, cudaStream_t stream);
 
-// --- attention_prompt.cu and attention_decode.cu, for Hopper: bf16 queries, keys and values; head_dim 64 or 128; at
-// most kAttentionMmaMaxGroup heads a key head. A step of one token per sequence has the same bits from both.
+// --- attention_prompt.cu and attention_decode.cu, for Hopper: bf16 queries; keys and values in bf16, or in a cache of
+// 8-bit codes; head_dim 64 or 128, and 256 without codes; at most kAttentionMmaMaxGroup heads a key head. A step of one
+// token per sequence has the same bits from both.
 
 inline constexpr int64_t kAttentionSplitKeys = 256;
 inline constexpr int64_t kAttentionMmaMaxGroup = 64;  // query heads of a key head

@@ -75,34 +75,39 @@ Verdict can_rotate_back(const KernelRequest& request) {
 }
 
 Verdict can_append(const KernelRequest& request) {
-  return Requirements(request)
+  return Requirements(request, {3, 4}, {0, 1})
       .dtype("k", request.inputs[0], kActivationDTypes)
       .same_dtype("v", request.inputs[1], "k", request.inputs[0])
       .require(request.inputs[1].dim(2) == request.inputs[0].dim(2), kOneWidth)
       .dtype("slots", request.inputs[2], {DType::i64})
-      .dtype("cache_k", request.inputs[3], kStorageDTypes)
+      .kv_cache("cache_k", request.inputs[3])
       .same_dtype("cache_v", request.inputs[4], "cache_k", request.inputs[3])
       .verdict();
 }
 
-void run_kv_append(const KernelCall& call) {
-  const TensorView &k = call.inputs[0], &v = call.inputs[1], &slots = call.inputs[2];
-  const TensorView &cache_k = call.outputs[0], &cache_v = call.outputs[1];
-  EADEM_CUDA_CALL(launch_kv_append({.k = elements(k),
-                                    .table = nullptr,
-                                    .v = elements(v),
-                                    .slots = elements<const int64_t>(slots),
-                                    .cache_k = elements(cache_k),
-                                    .cache_v = elements(cache_v),
-                                    .tokens = k.shape[0],
-                                    .kv_heads = k.shape[1],
-                                    .head_dim = k.shape[2],
-                                    .rotary_dim = 0,
-                                    .block_size = cache_k.shape[2],
-                                    .style = RopeStyle::rotate_half,
-                                    .dtype = k.dtype,
-                                    .cache_dtype = cache_k.dtype},
-                                   stream_of(call)));
+PlanPtr prepare_kv_append(const KernelRequest& request, Context&) {
+  return make_plan([code = kv_code_of(request.inputs[3])](const KernelCall& call) {
+    const TensorView &k = call.inputs[0], &v = call.inputs[1], &slots = call.inputs[2];
+    const TensorView &cache_k = call.outputs[0], &cache_v = call.outputs[1];
+    EADEM_CUDA_CALL(launch_kv_append({.k = elements(k),
+                                      .table = nullptr,
+                                      .v = elements(v),
+                                      .slots = elements<const int64_t>(slots),
+                                      .cache_k = cache_rows(cache_k),
+                                      .cache_v = cache_rows(cache_v),
+                                      .tokens = k.shape[0],
+                                      .kv_heads = k.shape[1],
+                                      .head_dim = k.shape[2],
+                                      .rotary_dim = 0,
+                                      .block_size = cache_k.shape[2],
+                                      .style = RopeStyle::rotate_half,
+                                      .dtype = k.dtype,
+                                      .cache_dtype = cache_k.dtype,
+                                      .code = code,
+                                      .k_scales = cache_scales(cache_k),
+                                      .v_scales = cache_scales(cache_v)},
+                                     stream_of(call)));
+  });
 }
 
 // The ports of rope_kv_append, and those of rope_qk_append with kQueries.
@@ -117,13 +122,14 @@ Verdict can_rotate_and_append(const KernelRequest& request) {
   using Ports = AppendPorts<kQueries>;
   const auto& in = request.inputs;
   const RopeAttrs& rope = request.attrs.get<RopeKvAppendAttrs>().rope;
-  Requirements requirements(request);
+  constexpr size_t kOutput = kQueries ? 1 : 0;
+  Requirements requirements(request, {Ports::kCacheK, Ports::kCacheV}, {kOutput, kOutput + 1});
   requirements.dtype("k", in[Ports::kK], kActivationDTypes)
       .dtype("table", in[Ports::kTable], {DType::f32})
       .same_dtype("v", in[Ports::kV], "k", in[Ports::kK])
       .require(in[Ports::kV].dim(2) == in[Ports::kK].dim(2), kOneWidth)
       .dtype("slots", in[Ports::kSlots], {DType::i64})
-      .dtype("cache_k", in[Ports::kCacheK], kStorageDTypes)
+      .kv_cache("cache_k", in[Ports::kCacheK])
       .same_dtype("cache_v", in[Ports::kCacheV], "cache_k", in[Ports::kCacheK])
       .require(!rope.last, kFirstElements)
       .at_most("rotary_dim", rope.rotary_dim, in[Ports::kK].fixed(2));
@@ -137,15 +143,16 @@ Verdict can_rotate_and_append(const KernelRequest& request) {
 template <bool kQueries>
 PlanPtr prepare_rope_append(const KernelRequest& request, Context&) {
   using Ports = AppendPorts<kQueries>;
-  return make_plan([attrs = request.attrs.get<RopeKvAppendAttrs>().rope](const KernelCall& call) {
+  return make_plan([attrs = request.attrs.get<RopeKvAppendAttrs>().rope,
+                    code = kv_code_of(request.inputs[Ports::kCacheK])](const KernelCall& call) {
     const TensorView& k = call.inputs[Ports::kK];
     const TensorView &cache_k = call.outputs[kQueries ? 1 : 0], &cache_v = call.outputs[kQueries ? 2 : 1];
     KvAppendParams p{.k = elements(k),
                      .table = elements<const float>(call.inputs[Ports::kTable]),
                      .v = elements(call.inputs[Ports::kV]),
                      .slots = elements<const int64_t>(call.inputs[Ports::kSlots]),
-                     .cache_k = elements(cache_k),
-                     .cache_v = elements(cache_v),
+                     .cache_k = cache_rows(cache_k),
+                     .cache_v = cache_rows(cache_v),
                      .tokens = k.shape[0],
                      .kv_heads = k.shape[1],
                      .head_dim = k.shape[2],
@@ -153,7 +160,10 @@ PlanPtr prepare_rope_append(const KernelRequest& request, Context&) {
                      .block_size = cache_k.shape[2],
                      .style = attrs.style,
                      .dtype = k.dtype,
-                     .cache_dtype = cache_k.dtype};
+                     .cache_dtype = cache_k.dtype,
+                     .code = code,
+                     .k_scales = cache_scales(cache_k),
+                     .v_scales = cache_scales(cache_v)};
     if constexpr (kQueries) {
       p.q = elements(call.inputs[Ports::kQ]);
       p.y = elements(call.outputs[0]);
@@ -178,7 +188,7 @@ constexpr Kernel kRopeBackward{.name = "cuda_elements",
 constexpr Kernel kKvAppend{.name = "cuda_elements",
                            .pass = Pass::inference,
                            .can_handle = can_append,
-                           .prepare = prepare_nothing<run_kv_append>,
+                           .prepare = prepare_kv_append,
                            .alignment_bytes = 32};
 constexpr Kernel kRopeKvAppend{.name = "cuda_elements",
                                .pass = Pass::inference,

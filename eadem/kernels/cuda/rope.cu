@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "eadem/kernels/cuda/attention/kv_codes.cuh"
 #include "eadem/kernels/cuda/device_math.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
 #include "eadem/kernels/cuda/launch.h"
@@ -47,12 +48,12 @@ __device__ void rotate_pair(const T* x,          // [head_dim]
 // Rotates pairs [first, first + kPairs) of one head. The style is rotate_half, and every element of the head is
 // rotated.
 constexpr int kPairs = 8;
-template <typename T, typename Y>
-__device__ void rotate_pairs(const T* x,          // [2 * half]
-                             const float* table,  // [2 * half]: cosines, sines
-                             Y* y,                // [2 * half]
+template <typename T>
+__device__ void rotate_pairs(float (&a)[kPairs], float (&b)[kPairs],  // the first and the second elements
+                             const T* x,                              // [2 * half]
+                             const float* table,                      // [2 * half]: cosines, sines
                              int half, int first, bool inverse) {
-  float a[kPairs], b[kPairs], cosines[kPairs], sines[kPairs];
+  float cosines[kPairs], sines[kPairs];
   load_vector(a, x + first);
   load_vector(b, x + half + first);
   load_vector(cosines, table + first);
@@ -62,6 +63,13 @@ __device__ void rotate_pairs(const T* x,          // [2 * half]
     const float2 result = rotated(a[n], b[n], cosines[n], inverse ? -sines[n] : sines[n]);
     a[n] = rounded<T>(result.x), b[n] = rounded<T>(result.y);
   }
+}
+template <typename T, typename Y>
+__device__ void rotate_pairs(const T* x, const float* table,
+                             Y* y,  // [2 * half]
+                             int half, int first, bool inverse) {
+  float a[kPairs], b[kPairs];
+  rotate_pairs(a, b, x, table, half, first, inverse);
   store_vector(y + first, a);
   store_vector(y + half + first, b);
 }
@@ -178,6 +186,105 @@ __global__ void append_items(KvAppendParams p) {
     store(cache_k + item + half, load(k + item + half));
 }
 
+// As append_items, into a cache of codes: one warp per (token, head, one of k and v), whose lanes have every 32nd
+// element.
+template <typename T, typename Code>
+__global__ void __launch_bounds__(kThreads) append_codes(KvAppendParams p) {
+  constexpr int kMost = static_cast<int>(kMaxHeadDim) / kWarp;
+  allow_next_kernel();
+  const int lane = threadIdx.x % kWarp, head_dim = static_cast<int>(p.head_dim);
+  const int64_t row = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp;
+  const bool is_value = row % 2 == 1;
+  const int64_t token = row / 2 / p.kv_heads, head = row / 2 % p.kv_heads;
+  if (token >= p.tokens) return;
+  const int64_t slot = p.slots[token];
+  if (slot < 0) return;
+  wait_for_earlier_kernels();
+  const T* x = static_cast<const T*>(is_value ? p.v : p.k) + (token * p.kv_heads + head) * head_dim;  // [head_dim]
+  const float* table = p.table + token * p.rotary_dim;                                                // [rotary_dim]
+  const int rotary = p.table == nullptr || is_value ? 0 : static_cast<int>(p.rotary_dim), half = rotary / 2;
+
+  float values[kMost];
+  uint32_t most = 0;  // magnitudes as integers, whose order is theirs; NaN is the largest
+#pragma unroll
+  for (int n = 0; n < kMost; ++n) {
+    const int e = lane + n * kWarp;
+    if (e >= head_dim) break;
+    if (e < rotary) {
+      const bool halves = p.style == RopeStyle::rotate_half;
+      const int pair = halves ? e % half : e / 2;
+      const bool is_second = halves ? e >= half : e % 2 == 1;
+      const float a = load(x + (halves ? pair : 2 * pair)), b = load(x + (halves ? pair + half : 2 * pair + 1));
+      const float2 result = rotated(a, b, table[pair], table[half + pair]);
+      values[n] = rounded<T>(is_second ? result.y : result.x);
+    } else {
+      values[n] = load(x + e);
+    }
+    most = max(most, __float_as_uint(values[n]) & 0x7fffffffu);
+  }
+  const float scale = row_scale<Code>(__reduce_max_sync(kAllLanes, most));
+  const int64_t to = (slot / p.block_size * p.kv_heads + head) * p.block_size + slot % p.block_size;
+  if (lane == 0) (is_value ? p.v_scales : p.k_scales)[to] = scale;
+  uint8_t* codes = static_cast<uint8_t*>(is_value ? p.cache_v : p.cache_k) + to * head_dim;
+#pragma unroll
+  for (int n = 0; n < kMost; ++n) {
+    const int e = lane + n * kWarp;
+    if (e < head_dim) codes[e] = static_cast<uint8_t>(row_code<Code>(values[n], scale));
+  }
+}
+
+// As append_vectors, into a cache of codes. The threads of a head follow one another in a warp.
+template <typename T, typename Code>
+__global__ void __launch_bounds__(kThreads) append_code_vectors(KvAppendParams p) {
+  allow_next_kernel();
+  const int half = static_cast<int>(p.head_dim / 2), vectors = half / kPairs, kv_heads = static_cast<int>(p.kv_heads);
+  const int heads = static_cast<int>(p.heads), all_heads = heads + kv_heads;
+  const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  const int row = i / vectors, token = row / all_heads, head = row % all_heads - heads, first = i % vectors * kPairs;
+  const bool of_query = head < 0, there = token < p.tokens;
+  const int64_t slot = of_query || !there ? -1 : p.slots[token];
+  wait_for_earlier_kernels();
+  if (of_query && there) {
+    const int64_t at = (int64_t{token} * heads + head + heads) * p.head_dim;
+    rotate_pairs(static_cast<const T*>(p.q) + at, p.table + token * p.head_dim, static_cast<T*>(p.y) + at, half, first,
+                 false);
+  }
+  // All threads of the warp meet to find the largest magnitudes; of keys, then of values.
+  float elements[2][2][kPairs] = {};  // [of values][half of the head]
+  if (slot >= 0) {
+    const int64_t from = (int64_t{token} * kv_heads + head) * p.head_dim;
+    const T *k = static_cast<const T*>(p.k) + from + first, *v = static_cast<const T*>(p.v) + from + first;
+    if (p.table != nullptr) {
+      rotate_pairs(elements[0][0], elements[0][1], k - first, p.table + token * p.head_dim, half, first, false);
+    } else {
+      load_vector(elements[0][0], k);
+      load_vector(elements[0][1], k + half);
+    }
+    load_vector(elements[1][0], v);
+    load_vector(elements[1][1], v + half);
+  }
+#pragma unroll
+  for (int of_values = 0; of_values < 2; ++of_values) {
+    uint32_t most = 0;
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n)
+      most = max(most, __float_as_uint(elements[of_values][n / kPairs][n % kPairs]) & 0x7fffffffu);
+    for (int lanes = vectors / 2; lanes > 0; lanes /= 2) most = max(most, __shfl_xor_sync(kAllLanes, most, lanes));
+    if (slot < 0) continue;
+    const float scale = row_scale<Code>(most);
+    const int64_t to = (slot / p.block_size * kv_heads + head) * p.block_size + slot % p.block_size;
+    if (first == 0) (of_values == 1 ? p.v_scales : p.k_scales)[to] = scale;
+    uint8_t* codes = static_cast<uint8_t*>(of_values == 1 ? p.cache_v : p.cache_k) + to * p.head_dim + first;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint32_t words[2] = {};
+#pragma unroll
+      for (int n = 0; n < kPairs; ++n) words[n / 4] |= row_code<Code>(elements[of_values][h][n], scale) << (n % 4 * 8);
+      *reinterpret_cast<uint2*>(codes + h * half) = make_uint2(words[0], words[1]);
+    }
+  }
+}
+
 }  // namespace
 
 cudaError_t launch_rope_table(const RopeTableParams& p, cudaStream_t stream) {
@@ -199,7 +306,8 @@ cudaError_t launch_kv_append(const KvAppendParams& p, cudaStream_t stream) {
   const int64_t size = p.tokens * p.kv_heads * p.head_dim, all = size + p.tokens * p.heads * p.head_dim;
   if (all == 0) return cudaSuccess;
   const bool vectors = takes_pairs(p.table == nullptr ? RopeStyle::rotate_half : p.style, p.head_dim,
-                                   p.table == nullptr ? p.head_dim : p.rotary_dim, all);
+                                   p.table == nullptr ? p.head_dim : p.rotary_dim, all) &&
+                       (p.code == KvCode::none || kWarp % (p.head_dim / (2 * kPairs)) == 0);
   if (p.q != nullptr && !vectors) {
     const cudaError_t error = launch_rope({.x = p.q,
                                            .table = p.table,
@@ -213,6 +321,19 @@ cudaError_t launch_kv_append(const KvAppendParams& p, cudaStream_t stream) {
                                            .inverse = false},
                                           stream);
     if (error != cudaSuccess) return error;
+  }
+  if (p.code != KvCode::none) {
+    return with_f32_or_bf16(p.dtype, [&](auto k) {
+      return with_code(p.code, [&](auto code) {
+        using T = decltype(k);
+        using Code = decltype(code);
+        if (vectors)
+          return launch_overlapped(append_code_vectors<T, Code>, dim3(num_blocks(all / (2 * kPairs))), kThreads, 0,
+                                   stream, p);
+        return launch_overlapped(append_codes<T, Code>, dim3(num_blocks(2 * p.tokens * p.kv_heads * kWarp)), kThreads,
+                                 0, stream, p);
+      });
+    });
   }
   return with_f32_or_bf16(p.dtype, [&](auto k) {
     return with_float_type(p.cache_dtype, [&](auto cache) {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <span>
 
+#include "eadem/core/encodings/row_encoding.h"
+
 namespace eadem::kernels::cuda {
 
 Requirements::Requirements(const KernelRequest& request, std::initializer_list<size_t> encoded_inputs,
@@ -31,6 +33,22 @@ Requirements& Requirements::same_dtype(std::string_view port, const TensorType& 
   if (is_unconnected(type) || type.dtype == other.dtype) return *this;
   return require(false, fmt::format("{} is {} and {} is {}; takes equal dtypes", port, dtype_name(type.dtype),
                                     other_port, dtype_name(other.dtype)));
+}
+
+KvCode kv_code_of(const TensorType& cache) {
+  const RowEncoding* rows = cache.encoding == nullptr ? nullptr : RowEncoding::of(cache.encoding);
+  if (rows == nullptr) return KvCode::none;
+  return rows->code() == RowEncoding::Code::int8 ? KvCode::int8 : KvCode::e4m3;
+}
+
+Requirements& Requirements::kv_cache(std::string_view port, const TensorType& type) {
+  if (type.encoding == nullptr) return dtype(port, type, kStorageDTypes);
+  const int64_t width = type.fixed(type.rank() - 1);
+  return require(kv_code_of(type) != KvCode::none,
+                 fmt::format("{} is {}; takes plain caches, int8 and fp8_e4m3", port, to_string(type)))
+      .require(width % 4 == 0 && width <= kMaxHeadDim,
+               fmt::format("{} has rows of {} elements; takes codes in multiples of 4, at most {}", port, width,
+                           kMaxHeadDim));
 }
 
 Requirements& Requirements::require(bool condition, std::string_view reason) {

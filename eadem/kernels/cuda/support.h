@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "eadem/kernels/cuda/cuda_device.h"
+#include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/kernel.h"
 
 namespace eadem::kernels::cuda {
@@ -30,6 +31,17 @@ T* elements(const TensorView& view) {
   return elements(view) == nullptr ? nullptr : view.as<T>();
 }
 
+// The codes of a KV cache of this type. Not in a step: it looks the encoding up.
+KvCode kv_code_of(const TensorType& cache);
+// Elements or codes of a KV cache, and the scales of the codes, or null.
+inline void* cache_rows(const TensorView& cache) {
+  EADEM_CHECK(cache.is_contiguous(), "{} is not contiguous", to_string(cache));
+  return cache.data;
+}
+inline float* cache_scales(const TensorView& cache) {
+  return cache.encoding == nullptr ? nullptr : static_cast<float*>(cache.plane(1));
+}
+
 // Collects what a kernel requires of a request. The first requirement that is not met becomes the refusal. Every port
 // must be plain, apart from inputs that the kernel reads encoded and outputs that it writes encoded.
 //
@@ -47,6 +59,9 @@ class Requirements {
   // Requires that the device runs the kernels for Hopper (capability.h). Goes first: the refusal is of the device, not
   // of the request, and begins with "is for".
   Requirements& hopper();
+  // Requires an input that may be encoded to be a plain cache of kStorageDTypes, or one in a RowEncoding whose rows are
+  // a multiple of 4 elements, so that scales are aligned, and at most kMaxHeadDim.
+  Requirements& kv_cache(std::string_view port, const TensorType& type);
   Requirements& at_most(std::string_view what, int64_t value, int64_t limit);
 
   // Accepts under `estimate`, whose shares are of the device's bf16 rate and of its bandwidth, unless a requirement was

@@ -19,24 +19,27 @@ constexpr double kMmaRateShare = 0.4;
 // Whether the tensor-core kernels accept the request. The two kernels use this to divide all requests between them.
 bool takes_mma(const KernelRequest& request) {
   const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
-  return runs_hopper_kernels(request) && request.inputs[0].dtype == DType::bf16 &&
-         request.inputs[1].dtype == DType::bf16 && (attrs.head_dim == 64 || attrs.head_dim == 128) &&
+  const TensorType& k = request.inputs[1];
+  const bool plain = k.encoding == nullptr && k.dtype == DType::bf16, codes = kv_code_of(k) != KvCode::none;
+  return runs_hopper_kernels(request) && request.inputs[0].dtype == DType::bf16 && (plain || codes) &&
+         (attrs.head_dim == 64 || attrs.head_dim == 128 || (attrs.head_dim == 256 && plain)) &&
          attrs.heads / attrs.kv_heads <= kAttentionMmaMaxGroup && attrs.values() == attrs.head_dim &&
-         attrs.scale > 0.0f && attrs.softcap == 0.0f && !attrs.sinks && attrs.chunk == 0 &&
+         attrs.scale > 0.0f && attrs.chunk == 0 &&
          (attrs.source == KvSource::direct ||
           request.inputs[4].dim(0).bind(request.bounds) <= kAttentionMmaMaxSequences);
 }
 
 Verdict can_use_mma(const KernelRequest& request) {
-  return Requirements(request)
+  return Requirements(request, {1, 2})
       .hopper()
       .same_dtype("v", request.inputs[2], "k", request.inputs[1])
       .same_dtype("y", request.outputs[0], "q", request.inputs[0])
-      .require(takes_mma(request),
-               fmt::format("needs bf16 queries and keys, head_dim 64 or 128, values as wide as "
-                           "keys, at most {} heads a key head, a positive "
-                           "scale, no soft cap, no sinks, no chunks, and at most {} sequences of a cache",
-                           kAttentionMmaMaxGroup, kAttentionMmaMaxSequences))
+      .require(
+          takes_mma(request),
+          fmt::format("needs bf16 queries; keys in bf16 and head_dim 64, 128 or 256, or a cache of 8-bit codes and "
+                      "head_dim 64 or 128; values as wide as keys, at most {} heads a key head, a positive scale, "
+                      "no chunks, and at most {} sequences of a cache",
+                      kAttentionMmaMaxGroup, kAttentionMmaMaxSequences))
       .verdict({.flops_share = kMmaRateShare, .reason = "tensor cores"});
 }
 
@@ -72,13 +75,13 @@ int64_t mma_scratch_bytes(const KernelRequest& request) {
   return bytes <= kMostBytes ? bytes : 0;
 }
 
-AttentionParams attention_params(const AttentionAttrs& attrs, const KernelCall& call) {
+AttentionParams attention_params(const AttentionAttrs& attrs, KvCode code, const KernelCall& call) {
   const TensorView &q = call.inputs[0], &k = call.inputs[1], &v = call.inputs[2];
   const TensorView &query_start = call.inputs[3], &kv_length = call.inputs[4], &block_table = call.inputs[5];
   const bool cached = attrs.source == KvSource::cached;
   return {.q = elements(q),
-          .k = elements(k),
-          .v = elements(v),
+          .k = cache_rows(k),
+          .v = cache_rows(v),
           .query_start = elements<const int32_t>(query_start),
           .kv_length = elements<const int32_t>(kv_length),
           .block_table = cached ? elements<const int32_t>(block_table) : nullptr,
@@ -96,12 +99,15 @@ AttentionParams attention_params(const AttentionAttrs& attrs, const KernelCall& 
           .kv_dtype = k.dtype,
           .lse = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr,
           .softcap = attrs.softcap,
-          .sinks = attrs.sinks ? elements<const float>(call.inputs[6]) : nullptr};
+          .sinks = attrs.sinks ? elements<const float>(call.inputs[6]) : nullptr,
+          .code = code,
+          .k_scales = cache_scales(k),
+          .v_scales = cache_scales(v)};
 }
 
 PlanPtr prepare_attention(const KernelRequest& request, Context&) {
   return make_plan([attrs = request.attrs.get<AttentionAttrs>()](const KernelCall& call) {
-    EADEM_CUDA_CALL(launch_attention(attention_params(attrs, call), stream_of(call)));
+    EADEM_CUDA_CALL(launch_attention(attention_params(attrs, KvCode::none, call), stream_of(call)));
   });
 }
 
@@ -112,8 +118,9 @@ PlanPtr prepare_mma(const KernelRequest& request, Context& context) {
   unsigned* arrivals =
       scratch_bytes > 0 ? device.counters(request.inputs[4].dim(0).bind(request.bounds) * attrs.heads) : nullptr;
   return make_plan(
-      [attrs, multiprocessors = device.multiprocessors(), arrivals](const KernelCall& call) {
-        AttentionParams params = attention_params(attrs, call);
+      [attrs, code = kv_code_of(request.inputs[1]), multiprocessors = device.multiprocessors(),
+       arrivals](const KernelCall& call) {
+        AttentionParams params = attention_params(attrs, code, call);
         params.states = static_cast<float*>(call.scratch.data);
         params.max_splits = params.sequences * (params.max_blocks * params.block_size / kAttentionSplitKeys + 1);
         params.multiprocessors = multiprocessors;

@@ -14,12 +14,18 @@ template <int kD>
 struct TileCopies {
   static constexpr int kRows = 64, kPieces = kD / 8, kAtOnce = kWarpgroup / kPieces, kCount = kRows / kAtOnce;
   static constexpr uint32_t kPanelBytes = kRows * kPanelRowBytes;
-  static_assert(kAtOnce % 8 == 0, "a panel permutes the pieces of eight rows");
+  static_assert(kAtOnce % 4 == 0);
   int first, piece;
   uint32_t offset;  // of the first row's piece in the panels
 
   __device__ explicit TileCopies(int thread) : first(thread / kPieces), piece(thread % kPieces) {
     offset = static_cast<uint32_t>(piece / 8) * kPanelBytes + panel_offset(first, piece % 8);
+  }
+
+  // The offset of row `first` + i * kAtOnce. A panel permutes the pieces of eight rows; of two times four rows, the
+  // second ones have theirs four pieces further on, or back.
+  __device__ uint32_t offset_of(int i) const {
+    return (offset + static_cast<uint32_t>(i * kAtOnce) * kPanelRowBytes) ^ (kAtOnce % 8 == 0 || i % 2 == 0 ? 0 : 64);
   }
 
   // Copies a tile whose rows are `stride` elements apart. Rows outside [begin, end) are not read and become zeros;
@@ -28,7 +34,7 @@ struct TileCopies {
     const __nv_bfloat16* from = rows + first * stride + piece * 8;
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
-      copy_16_async(to + offset + static_cast<uint32_t>(i * kAtOnce) * kPanelRowBytes, from + i * kAtOnce * stride,
+      copy_16_async(to + offset_of(i), from + i * kAtOnce * stride,
                     static_cast<unsigned>(first + i * kAtOnce - begin) < static_cast<unsigned>(end - begin));
   }
 
@@ -39,8 +45,7 @@ struct TileCopies {
     for (int i = 0; i < kCount; ++i) own[i] = rows[first + i * kAtOnce];
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
-      copy_16_async(to + offset + static_cast<uint32_t>(i * kAtOnce) * kPanelRowBytes,
-                    elements + int64_t{own[i]} * kD + piece * 8, own[i] != -1);
+      copy_16_async(to + offset_of(i), elements + int64_t{own[i]} * kD + piece * 8, own[i] != -1);
   }
 };
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "eadem/kernels/cuda/attention/attention_splits.cuh"
+#include "eadem/kernels/cuda/attention/kv_codes.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
 
 namespace eadem::kernels::cuda {
@@ -16,93 +17,146 @@ namespace {
 constexpr int kSplitChunks = kSplit / kChunk;
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kPadding = 8;  // elements after each row of keys or values, against bank conflicts
+constexpr int kPadding = 8;        // elements after each row of probabilities, against bank conflicts
+constexpr int kPaddingBytes = 16;  // likewise, of keys or values
 static_assert(kSplitChunks == kWarps, "a warp of the decode kernel has one chunk");
 
-// Copies the `kRows` rows of keys or values that `rows` (in shared memory) lists to rows of kD + kPadding elements.
-// kNoRow gives zeros, because a cache may hold anything there (even NaN), and its product with 0 must be 0. Row `but`
-// is left out.
-template <int kD, int kRows, int kCopiers>
+// The bytes of a row of keys or values, and from one row to the next in shared memory.
+template <int kD, typename Code>
+constexpr int kRowBytes = kD* Code::kBytes;
+template <int kD, typename Code>
+constexpr int kPitchBytes = kRowBytes<kD, Code> + kPaddingBytes;
+
+// Copies the `kRows` rows of keys or values that `rows` (in shared memory) lists. kNoRow gives zeros, because a cache
+// may hold anything there (even NaN), and its product with 0 must be 0. Row `but` is left out.
+template <int kBytes, int kRows, int kCopiers>
 __device__ void copy_rows_async(const void* from, const int32_t* rows, uint32_t to, int copier, int but = kNoRow) {
-  constexpr int kPieces = kD / 8;  // pieces of 16 bytes
-  constexpr int kAtOnce = kCopiers / kPieces;
-  const auto* elements = static_cast<const __nv_bfloat16*>(from) + copier % kPieces * 8;
-  to += static_cast<uint32_t>((copier / kPieces * (kD + kPadding) + copier % kPieces * 8) * 2);
+  constexpr int kPieces = kBytes / 16, kAtOnce = kCopiers / kPieces;
+  const auto* bytes = static_cast<const uint8_t*>(from) + copier % kPieces * 16;
+  to += static_cast<uint32_t>(copier / kPieces * (kBytes + kPaddingBytes) + copier % kPieces * 16);
 #pragma unroll 8
-  for (int row = 0; row < kRows; row += kAtOnce, to += kAtOnce * (kD + kPadding) * 2) {
+  for (int row = 0; row < kRows; row += kAtOnce, to += kAtOnce * (kBytes + kPaddingBytes)) {
     const int32_t source = rows[row + copier / kPieces];
-    if (row + copier / kPieces != but) copy_16_async(to, elements + int64_t{max(source, 0)} * kD, source != kNoRow);
+    if (row + copier / kPieces != but) copy_16_async(to, bytes + int64_t{max(source, 0)} * kBytes, source != kNoRow);
   }
 }
 
 // Copies row `row` alone, by those of the copiers of which each has a piece; nothing if it is no row of 0 to kRows - 1.
-template <int kD, int kRows>
+template <int kBytes, int kRows>
 __device__ void copy_row_async(const void* from, const int32_t* rows, uint32_t to, int copier, int row) {
-  if (row < 0 || row >= kRows || copier >= kD / 8) return;
-  const auto* elements = static_cast<const __nv_bfloat16*>(from) + int64_t{rows[row]} * kD;
-  copy_16_async(to + static_cast<uint32_t>((row * (kD + kPadding) + copier * 8) * 2), elements + copier * 8, true);
+  if (row < 0 || row >= kRows || copier >= kBytes / 16) return;
+  const auto* bytes = static_cast<const uint8_t*>(from) + int64_t{rows[row]} * kBytes;
+  copy_16_async(to + static_cast<uint32_t>(row * (kBytes + kPaddingBytes) + copier * 16), bytes + copier * 16, true);
 }
 
 // Computes s[tile] = q . k for the 64 keys at `keys`, 8 keys a tile.
-template <int kD>
+template <int kD, typename Code>
 __device__ void multiply_keys(float (&s)[kKeyTiles][4], const uint32_t (&q)[kD / 16][4], uint32_t keys, int lane) {
+  constexpr int kPitch = kPitchBytes<kD, Code>, kSteps = 4 / Code::kBytes;  // of four matrices of 16 bytes a row
 #pragma unroll
   for (int tile = 0; tile < kKeyTiles; ++tile) s[tile][0] = s[tile][1] = s[tile][2] = s[tile][3] = 0.0f;
-  // Lane l addresses row l % 8 of the matrix of elements 8 (l / 8). Eight independent chains run side by side.
-  const uint32_t address = keys + static_cast<uint32_t>((lane % 8 * (kD + kPadding) + lane / 8 * 8) * 2);
+  // Lane l addresses row l % 8 of the matrix of piece l / 8. Eight independent chains run side by side.
+  const uint32_t address = keys + static_cast<uint32_t>(lane % 8 * kPitch + lane / 8 * 16);
 #pragma unroll
-  for (int step = 0; step < kD / 16; step += 2) {
+  for (int step = 0; step < kD / 16; step += kSteps) {
     uint32_t k[kKeyTiles][4];
 #pragma unroll
     for (int tile = 0; tile < kKeyTiles; ++tile)
-      load_matrices(k[tile], address + tile * 8 * (kD + kPadding) * 2 + step * 32);
+      load_matrices(k[tile], address + tile * 8 * kPitch + step * 16 * Code::kBytes);
 #pragma unroll
-    for (int tile = 0; tile < kKeyTiles; ++tile) mma(s[tile], q[step], k[tile][0], k[tile][1]);
+    for (int i = 0; i < kSteps; ++i)
 #pragma unroll
-    for (int tile = 0; tile < kKeyTiles; ++tile) mma(s[tile], q[step + 1], k[tile][2], k[tile][3]);
+      for (int tile = 0; tile < kKeyTiles; ++tile) multiply_step<Code>(s[tile], q[step + i], k[tile], i);
   }
 }
 
-// Shared memory: keys [kSplit][kD + kPadding], values of equal shape, and probabilities [16][kSplit + kPadding].
-template <int kD>
-constexpr int kRowsBytes = kSplit*(kD + kPadding) * 2;
-template <int kD>
-constexpr int kDecodeBytes = 2 * kRowsBytes<kD> + kFragmentRows*(kSplit + kPadding) * 2;
+// Adds the values of 32 keys at `values` to `acc`, which has kTiles tiles of 8 elements from `first_tile` on.
+template <int kD, typename Code, int kTiles>
+__device__ void multiply_values(float (&acc)[kTiles][4], const uint32_t (&weights)[2][4], uint32_t values,
+                                int first_tile, int lane) {
+  constexpr int kPitch = kPitchBytes<kD, Code>;
+  if constexpr (Code::kEncoded) {
+    // Lane l addresses row l of a piece of 16 codes.
+    const uint32_t address = values + static_cast<uint32_t>(lane * kPitch + first_tile * 8);
+#pragma unroll
+    for (int t = 0; t < kTiles; t += 2) {
+      uint32_t v[4];
+      load_matrices_transposed(v, address + t * 8);
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        mma(acc[t], weights[step], even_levels<Code>(v[2 * step]), even_levels<Code>(v[2 * step + 1]));
+        mma(acc[t + 1], weights[step], odd_levels<Code>(v[2 * step]), odd_levels<Code>(v[2 * step + 1]));
+      }
+    }
+  } else {
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const uint32_t address =
+          values + static_cast<uint32_t>((step * 16 + lane % 16) * kPitch + first_tile * 16 + lane / 16 * 16);
+#pragma unroll
+      for (int t = 0; t < kTiles; t += 2) {
+        uint32_t v[4];
+        load_matrices_transposed(v, address + t * 16);
+        mma(acc[t], weights[step], v[0], v[1]);
+        mma(acc[t + 1], weights[step], v[2], v[3]);
+      }
+    }
+  }
+}
 
-template <int kD>
-__global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) {
+// Shared memory: keys [kSplit][kPitchBytes], values of equal shape, probabilities [16][kSplit + kPadding], and with
+// codes the scales of keys and values, f32 [2][kSplit].
+template <int kD, typename Code>
+constexpr int kRowsBytes = kSplit* kPitchBytes<kD, Code>;
+constexpr int kWeightsBytes = kFragmentRows * (kSplit + kPadding) * 2;
+template <int kD, typename Code>
+constexpr int kDecodeBytes = 2 * kRowsBytes<kD, Code> + kWeightsBytes + (Code::kEncoded ? 2 * kSplit * 4 : 0);
+
+template <int kD, bool kCapped, typename Code>
+__global__ void __launch_bounds__(kThreads, 2) attention_decode(AttentionParams p) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ int32_t slot_start[kMaxSequences + 1];
   __shared__ int32_t rows[kSplit];  // rows of keys and values
   __shared__ float chunk_max[kSplitChunks][kFragmentRows];
   __shared__ float chunk_sum[kSplitChunks][kFragmentRows][4];
   __shared__ bool is_last;
-  constexpr int kPitch = kD + kPadding, kWeightPitch = kSplit + kPadding;
+  constexpr int kBytes = kRowBytes<kD, Code>, kPitch = kPitchBytes<kD, Code>, kWeightPitch = kSplit + kPadding;
   constexpr int kValueTiles = kD / 8 / kWarps;  // tiles of a warp
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int group = p.heads / p.kv_heads;
-  const uint32_t keys = shared_address(memory), values = keys + kRowsBytes<kD>, weights = values + kRowsBytes<kD>;
+  const uint32_t keys = shared_address(memory), values = keys + kRowsBytes<kD, Code>,
+                 weights = values + kRowsBytes<kD, Code>, scales = weights + kWeightsBytes;
   auto* weight_rows = reinterpret_cast<uint32_t*>(memory + (weights - keys));  // pairs of bf16
-  const float c = p.scale * 1.4426950408889634f;
+  const ScoreScale<kCapped> scale(p);
+  const float c = scale.c;
 
   allow_next_kernel();
   count_slots(slot_start, p);
   const SplitItems items(slot_start, p);
 
   // Every warp finds the rows of its chunk and copies their keys; all warps together copy the values.
-  const uint32_t warp_keys = keys + static_cast<uint32_t>(warp * kChunk * kPitch * 2);
+  const uint32_t warp_keys = keys + static_cast<uint32_t>(warp * kChunk * kPitch);
+  // The scales of the warp's chunk: of keys, and kSplit behind them of values.
+  const uint32_t key_scales = scales + static_cast<uint32_t>(warp * kChunk) * 4, value_scales = key_scales + kSplit * 4;
+  const auto copy_scales = [&](int row) {
+    const int32_t source = rows[warp * kChunk + row];
+    const auto to = static_cast<uint32_t>(row) * 4;
+    copy_4_async(key_scales + to, p.k_scales + max(source, 0), source != kNoRow);
+    copy_4_async(value_scales + to, p.v_scales + max(source, 0), source != kNoRow);
+  };
   const auto copy_keys = [&](const SplitItem& i, int but = kNoRow) {
 #pragma unroll
     for (int row = lane; row < kChunk; row += kWarp) {
       const int32_t key = i.split + warp * kChunk + row;
       rows[warp * kChunk + row] = key >= i.begin && key <= i.position ? key_row(p, i.sequence, i.kv_head, key) : kNoRow;
+      if (Code::kEncoded && row != but - warp * kChunk) copy_scales(row);
     }
     __syncwarp();
-    copy_rows_async<kD, kChunk, kWarp>(p.k, rows + warp * kChunk, warp_keys, lane, but - warp * kChunk);
+    copy_rows_async<kBytes, kChunk, kWarp>(p.k, rows + warp * kChunk, warp_keys, lane, but - warp * kChunk);
     commit_copies();
   };
   const auto copy_values = [&](int but = kNoRow) {
-    copy_rows_async<kD, kSplit, kThreads>(p.v, rows, values, threadIdx.x, but);
+    copy_rows_async<kBytes, kSplit, kThreads>(p.v, rows, values, threadIdx.x, but);
     commit_copies();
   };
 
@@ -116,9 +170,10 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
     __syncthreads();
     copy_values(new_row);
     wait_for_earlier_kernels();
-    copy_row_async<kD, kChunk>(p.k, rows + warp * kChunk, warp_keys, lane, new_row - warp * kChunk);
+    copy_row_async<kBytes, kChunk>(p.k, rows + warp * kChunk, warp_keys, lane, new_row - warp * kChunk);
+    if (Code::kEncoded && lane == 0 && new_row / kChunk == warp) copy_scales(new_row % kChunk);
     commit_copies();
-    copy_row_async<kD, kSplit>(p.v, rows, values, threadIdx.x, new_row);
+    copy_row_async<kBytes, kSplit>(p.v, rows, values, threadIdx.x, new_row);
     commit_copies();
   }
   for (int item = static_cast<int>(blockIdx.x); item < items.count; item += static_cast<int>(gridDim.x)) {
@@ -130,13 +185,19 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
 
     // 1. Load the queries.
     uint32_t q[kD / 16][4];
-    load_queries<kD>(q, p, kv_head, sequence.first_token, 1, first_row, lane);
+    load_queries<kD, Code::kEncoded>(q, p, kv_head, sequence.first_token, 1, first_row, lane);
 
     // 2. Compute the scores of the warp's chunk, and the maximum up to and including it.
     wait_for_copies<1>();  // all but the values
     __syncwarp();
     float scores[kKeyTiles][4];
-    multiply_keys<kD>(scores, q, warp_keys, lane);
+    multiply_keys<kD, Code>(scores, q, warp_keys, lane);
+    [[maybe_unused]] ChunkScales scales_of_keys, scales_of_values;
+    if constexpr (Code::kEncoded) {  // before the scales of the next item take their place
+      scales_of_keys.load(key_scales, lane);
+      scales_of_keys.multiply(scores);
+      scales_of_values.load(value_scales, lane);
+    }
     if (has_next) {  // the keys are not needed any more: their memory takes those of the next item
       __syncwarp();
       next = items.at(p, item + static_cast<int>(gridDim.x));
@@ -144,6 +205,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
     } else {
       commit_copies();  // an empty group keeps the counts of wait_for_copies right
     }
+    scale.cap(scores);
     float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int t = 0; t < kKeyTiles; ++t)
@@ -173,9 +235,11 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
       float sum = 0.0f;
 #pragma unroll
       for (int t = 0; t < kKeyTiles; ++t) {
-        const float low = probability(scores[t][2 * half], c, m), high = probability(scores[t][2 * half + 1], c, m);
+        float low = probability(scores[t][2 * half], c, m), high = probability(scores[t][2 * half + 1], c, m);
         sum += low;
         sum += high;
+        if constexpr (Code::kEncoded)
+          low = __fmul_rn(low, scales_of_values.of[t].x), high = __fmul_rn(high, scales_of_values.of[t].y);
         weight_rows[(row * kWeightPitch + warp * kChunk + t * 8) / 2 + lane % 4] = pack_bf16(low, high);
       }
       chunk_sum[warp][row][lane % 4] = sum;
@@ -197,19 +261,13 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
         for (int t = 0; t < kValueTiles; ++t) acc[t][2 * half] *= correction, acc[t][2 * half + 1] *= correction;
       }
 #pragma unroll
-      for (int step = 0; step < kChunk / 16; ++step) {
-        const int key = i * kChunk + step * 16;
-        uint32_t a[4];
-        load_matrices(a, weights + static_cast<uint32_t>((lane % 16 * kWeightPitch + key + lane / 16 * 8) * 2));
-        const uint32_t address =
-            values + static_cast<uint32_t>(((key + lane % 16) * kPitch + warp * kValueTiles * 8 + lane / 16 * 8) * 2);
+      for (int key = i * kChunk; key < (i + 1) * kChunk; key += 32) {
+        uint32_t a[2][4];
 #pragma unroll
-        for (int t = 0; t < kValueTiles; t += 2) {
-          uint32_t v[4];
-          load_matrices_transposed(v, address + t * 16);
-          mma(acc[t], a, v[0], v[1]);
-          mma(acc[t + 1], a, v[2], v[3]);
-        }
+        for (int step = 0; step < 2; ++step)
+          load_matrices(a[step], weights + static_cast<uint32_t>(
+                                               (lane % 16 * kWeightPitch + key + step * 16 + lane / 16 * 8) * 2));
+        multiply_values<kD, Code>(acc, a, values + static_cast<uint32_t>(key * kPitch), warp * kValueTiles, lane);
       }
     }
 
@@ -219,22 +277,25 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + lane / 4 + half * 8;
-      const float sum = quad_sum(l[half]);
+      float sum = quad_sum(l[half]);
       if (row >= group) continue;
       if (splits == 1) {
-        const float inverse = 1.0f / sum;
+        const float factor = final_factor(m[half], sum, p.sinks, kv_head * group + row);
 #pragma unroll
-        for (int t = 0; t < kValueTiles; ++t)
-          *reinterpret_cast<uint32_t*>(y + row * kD + (warp * kValueTiles + t) * 8 + lane % 4 * 2) =
-              pack_bf16(acc[t][2 * half] * inverse, acc[t][2 * half + 1] * inverse);
+        for (int t = 0; t < kValueTiles; ++t) {
+          const float2 pair = pair_of<Code::kEncoded>(acc, t, half);
+          *reinterpret_cast<uint32_t*>(y + row * kD + warp * kValueTiles * 8 + element_of<Code::kEncoded>(t, lane)) =
+              pack_bf16(pair.x * factor, pair.y * factor);
+        }
         continue;
       }
       float* state = p.states + (int64_t{slot} * p.heads + kv_head * group + row) * (kD + 2);
       if (warp == 0 && lane % 4 == 0) state[0] = m[half], state[1] = sum;
 #pragma unroll
       for (int t = 0; t < kValueTiles; ++t) {
-        const int d = (warp * kValueTiles + t) * 8 + lane % 4 * 2;
-        state[2 + d] = acc[t][2 * half], state[3 + d] = acc[t][2 * half + 1];
+        const int d = warp * kValueTiles * 8 + element_of<Code::kEncoded>(t, lane);
+        const float2 pair = pair_of<Code::kEncoded>(acc, t, half);
+        state[2 + d] = pair.x, state[3 + d] = pair.y;
       }
     }
     __syncthreads();  // the next item overwrites shared memory
@@ -259,7 +320,8 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
 #pragma unroll 4
           for (int split = 0; split < splits; ++split, state += int64_t{p.heads} * (kD + 2))
             merged.add(load_state_pair(state), {load_state_pair(state + 2 + d)});
-          *reinterpret_cast<uint32_t*>(y + (first_row + row) * kD + d) = merged.result(0);
+          const float factor = final_factor(merged.m, merged.l, p.sinks, kv_head * group + first_row + row);
+          *reinterpret_cast<uint32_t*>(y + (first_row + row) * kD + d) = merged.result(0, factor);
         }
       }
     }
@@ -269,8 +331,11 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
 template <int kD>
 cudaError_t launch(const AttentionParams& p, int64_t items, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, 4 * p.multiprocessors));
-  return launch_overlapped(attention_decode<kD>, dim3(blocks), kThreads, static_cast<size_t>(kDecodeBytes<kD>), stream,
-                           p);
+  return with_kv_code(p.code, [&](auto code) {
+    using Code = decltype(code);
+    return launch_overlapped(p.softcap > 0.0f ? attention_decode<kD, true, Code> : attention_decode<kD, false, Code>,
+                             dim3(blocks), kThreads, static_cast<size_t>(kDecodeBytes<kD, Code>), stream, p);
+  });
 }
 
 }  // namespace
@@ -278,10 +343,14 @@ cudaError_t launch(const AttentionParams& p, int64_t items, cudaStream_t stream)
 cudaError_t launch_attention_decode(const AttentionParams& p, cudaStream_t stream) {
   if (p.tokens == 0 || p.heads == 0) return cudaSuccess;
   if (p.tokens != p.sequences || p.states == nullptr || p.arrivals == nullptr || p.sequences > kMaxSequences ||
-      (p.head_dim != 64 && p.head_dim != 128))
+      (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256))
     return cudaErrorInvalidValue;
   const int64_t per_slot = p.kv_heads * ceil_div(p.heads / p.kv_heads, kFragmentRows);
-  if (p.sequences * per_slot > p.multiprocessors) return launch_attention_decode_many(p, stream);
+  // Copies of the other kernel begin at multiples of 128 bytes in shared memory, and so at even rows of 64.
+  const bool odd_rows = p.code != KvCode::none && p.head_dim == 64 && p.block_size % 2 != 0;
+  // Keys and values of a split that are 256 wide exceed shared memory here.
+  if (p.head_dim == 256 || (p.sequences * per_slot > p.multiprocessors && !odd_rows))
+    return launch_attention_decode_many(p, stream);
   return (p.head_dim == 64 ? launch<64> : launch<128>)(p, p.max_splits * per_slot, stream);
 }
 

@@ -6,12 +6,14 @@
 // attention_tiles.cuh says what is computed.
 //
 // A copy brings a box of rows of a block of the cache, as many as surely lie in one block. The rows of a box that the
-// query does not see may hold anything, even NaN: their scores are replaced, and their values set to 0.
+// query does not see may hold anything, even NaN: their scores are replaced, and their values set to 0. Codes of 8 bits
+// are numbers whatever they are, and are left.
 #include <algorithm>
 #include <bit>
 #include <utility>
 
 #include "eadem/kernels/cuda/attention/attention_splits.cuh"
+#include "eadem/kernels/cuda/attention/kv_codes.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
 #include "eadem/kernels/cuda/instructions/ring.cuh"
 #include "eadem/kernels/cuda/instructions/tensor_map.cuh"
@@ -26,17 +28,36 @@ constexpr int kThreads = kWarps * kWarp;
 // tables of blocks wait behind these copies: with rings of 24 KB, 64 sequences of 4,096 keys take 3 % longer.
 constexpr int kRingBytes = 16 * 1024;
 
-// A stage has the keys or the values of some rows of a chunk: panels of 64 columns, as wgmma.cuh describes them.
-template <int kD>
+// A stage has the keys or the values of some rows of a chunk: panels of 64 columns, as wgmma.cuh describes them, or of
+// 64 or 128 codes, whose pieces of 16 are permuted likewise.
+template <int kD, typename Code>
 struct StageShape {
-  static constexpr int kStages = 2;
-  static constexpr uint32_t kBytes = kRingBytes / kStages;
-  static constexpr int kRows = static_cast<int>(kBytes) / (kD * 2);
+  static constexpr uint32_t kRowBytes = kD * Code::kBytes;
+  static constexpr uint32_t kBytes = std::min<uint32_t>(kChunk * kRowBytes, kRingBytes / 2);
+  static constexpr int kStages = kRingBytes / static_cast<int>(kBytes);
+  static constexpr int kRows = static_cast<int>(kBytes / kRowBytes);
   static constexpr int kParts = kChunk / kRows;  // stages of the keys of a chunk, and of its values
-  static constexpr int kPanels = kD / kPanelColumns;
-  static constexpr uint32_t kPanelBytes = kRows * kPanelRowBytes;
-  static_assert(kRows % 16 == 0 && kParts * kRows == kChunk);
+  static constexpr uint32_t kPanelRow = std::min(kRowBytes, kPanelRowBytes);
+  static constexpr int kPanels = static_cast<int>(kRowBytes / kPanelRow);
+  static constexpr uint32_t kPanelBytes = kRows * kPanelRow;
+  static_assert(kRows % 16 == 0 && kParts * kRows == kChunk && kStages % 2 == 0 && (!Code::kEncoded || kParts == 1));
+
+  // The offset of a piece of 16 bytes of a row in a stage.
+  __device__ static uint32_t offset(int row, int piece) {
+    constexpr int kPieces = static_cast<int>(kPanelRow) / 16;
+    return static_cast<uint32_t>(piece / kPieces) * kPanelBytes + static_cast<uint32_t>(row) * kPanelRow +
+           static_cast<uint32_t>((piece % kPieces) ^ (kPieces == 8 ? row % 8 : row / 2 % 4)) * 16;
+  }
 };
+// Heads of 256 leave no registers for queries: a lane has its fragments in shared memory.
+template <int kD>
+constexpr bool kSharedQueries = kD > 128;
+template <int kD>
+constexpr int kQuerySteps = kSharedQueries<kD> ? 1 : kD / 16;
+template <int kD>
+constexpr uint32_t kQueriesBytes = kSharedQueries<kD> ? kD / 16 * kWarp * 16 : 0;  // of a warp
+// With codes: the scales of the keys and of the values of a chunk, for each stage of keys, which are every other one.
+constexpr uint32_t kScalesBytes = 2 * kChunk * 4;
 
 // The keys and values of the cache, as [rows, head_dim].
 struct CacheMaps {
@@ -46,10 +67,8 @@ struct CacheMaps {
 };
 
 // The stages of a warp's items, one after another: the keys of a chunk, then its values.
-template <int kD>
+template <typename Shape>
 struct StageWalk {
-  using Shape = StageShape<kD>;
-
   int index;  // of the item
   SplitItem item;
   int32_t row;  // the first position of the stage
@@ -95,16 +114,16 @@ struct StageWalk {
 // Which boxes of a stage are copied: all, those before the token of this step, or the one that has it.
 enum class Boxes : uint8_t { all, earlier, newest };
 
-// A stage whose rows are all beyond the query's expects no bytes.
-template <int kD, Boxes kBoxes>
-__device__ void copy_stage(const AttentionParams& p, const CacheMaps& maps, const StageWalk<kD>& walk, uint32_t stage,
-                           uint32_t full, uint64_t policy, int lane) {
-  using Shape = StageShape<kD>;
+// A stage whose rows are all beyond the query's expects no bytes. With codes, the stage of a chunk's keys brings the
+// scales to `scales`; those of rows that the query does not see become 0.
+template <typename Shape, bool kEncoded, Boxes kBoxes>
+__device__ void copy_stage(const AttentionParams& p, const CacheMaps& maps, const StageWalk<Shape>& walk,
+                           uint32_t stage, uint32_t full, uint32_t scales, uint64_t policy, int lane) {
   const int32_t newest = walk.item.position - walk.row;  // of the stage's rows, or not among them
   const int first = max(walk.item.begin - walk.row, 0) >> maps.box_shift;
   const int end = newest < 0 ? first : (min(newest, Shape::kRows - 1) >> maps.box_shift) + 1;
   if (kBoxes != Boxes::newest && lane == 0)
-    barrier_arrive_expecting(full, static_cast<uint32_t>(max(end - first, 0) << maps.box_shift) * kD * 2);
+    barrier_arrive_expecting(full, static_cast<uint32_t>(max(end - first, 0) << maps.box_shift) * Shape::kRowBytes);
   __syncwarp();
   for (int box = lane; box < end; box += kWarp) {
     const bool is_newest = box == newest >> maps.box_shift;
@@ -117,46 +136,81 @@ __device__ void copy_stage(const AttentionParams& p, const CacheMaps& maps, cons
 #pragma unroll
     for (int panel = 0; panel < Shape::kPanels; ++panel)
       copy_box_async(
-          stage + static_cast<uint32_t>(panel) * Shape::kPanelBytes + static_cast<uint32_t>(row) * kPanelRowBytes,
+          stage + static_cast<uint32_t>(panel) * Shape::kPanelBytes + static_cast<uint32_t>(row) * Shape::kPanelRow,
           walk.values ? maps.v : maps.k, cache_row, panel, full, policy);
+  }
+  if constexpr (kEncoded) {
+    if (walk.values) return;
+#pragma unroll
+    for (int row = lane; row < kChunk; row += kWarp) {
+      const int box = row >> maps.box_shift;
+      const int32_t key = walk.row + row, index = walk.block_of(p, maps, min(key, walk.item.position));
+      int32_t block = __shfl_sync(kAllLanes, walk.block, min(box, kWarp - 1));
+      if (box >= kWarp) block = __ldg(walk.item.sequence.blocks + index);
+      if (kBoxes != Boxes::all && (box == newest >> maps.box_shift) != (kBoxes == Boxes::newest)) continue;
+      const bool seen = key >= walk.item.begin && key <= walk.item.position;
+      const int32_t size = static_cast<int32_t>(p.block_size);
+      const int32_t cache_row = seen ? (block * p.kv_heads + walk.item.kv_head) * size + key - index * size : 0;
+      const uint32_t to = scales + static_cast<uint32_t>(row) * 4;
+      copy_4_async(to, p.k_scales + cache_row, seen);
+      copy_4_async(to + kChunk * 4, p.v_scales + cache_row, seen);
+    }
+    if (kBoxes != Boxes::earlier) barrier_arrive_after_copies(full);
   }
 }
 
 // Computes s[tile] = q . k for the keys of a stage, 8 keys a tile.
-template <int kD>
-__device__ void multiply_keys(float (*s)[4], const uint32_t (&q)[kD / 16][4], uint32_t keys, int lane) {
-  constexpr int kTiles = StageShape<kD>::kRows / 8;
+// `q`: the queries' fragments, or none, and they are in shared memory.
+template <int kD, typename Code>
+__device__ void multiply_keys(float (*s)[4], const uint32_t (&q)[kQuerySteps<kD>][4], uint32_t queries, uint32_t keys,
+                              int lane) {
+  using Shape = StageShape<kD, Code>;
+  constexpr int kTiles = Shape::kRows / 8, kSteps = 4 / Code::kBytes;  // of four matrices of 16 bytes a row
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) s[tile][0] = s[tile][1] = s[tile][2] = s[tile][3] = 0.0f;
-  // Lane l addresses row l % 8 of the matrix of elements 8 (l / 8). Independent chains run side by side.
-  const uint32_t row = keys + static_cast<uint32_t>(lane % 8) * kPanelRowBytes;
+    // Lane l addresses row l % 8 of the matrix of piece l / 8. Independent chains run side by side.
 #pragma unroll
-  for (int step = 0; step < kD / 16; step += 2) {
-    const uint32_t address = row + static_cast<uint32_t>(step / 4) * StageShape<kD>::kPanelBytes +
-                             static_cast<uint32_t>(((step % 4 * 2 + lane / 8) ^ lane % 8) * 16);
+  for (int step = 0; step < kD / 16; step += kSteps) {
+    const uint32_t address = keys + Shape::offset(lane % 8, step * Code::kBytes + lane / 8);
     uint32_t k[kTiles][4];
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) load_matrices(k[tile], address + tile * 8 * kPanelRowBytes);
+    for (int tile = 0; tile < kTiles; ++tile) load_matrices(k[tile], address + tile * 8 * Shape::kPanelRow);
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) mma(s[tile], q[step], k[tile][0], k[tile][1]);
+    for (int i = 0; i < kSteps; ++i) {
+      [[maybe_unused]] uint32_t shared_q[4];
+      if constexpr (kSharedQueries<kD>)
+        load_16(shared_q, queries + static_cast<uint32_t>((step + i) * kWarp + lane) * 16);
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) mma(s[tile], q[step + 1], k[tile][2], k[tile][3]);
+      for (int tile = 0; tile < kTiles; ++tile)
+        if constexpr (kSharedQueries<kD>)
+          multiply_step<Code>(s[tile], shared_q, k[tile], i);
+        else
+          multiply_step<Code>(s[tile], q[step + i], k[tile], i);
+    }
   }
 }
 
 // Adds the values of a stage: acc += weights v.
-template <int kD>
+template <int kD, typename Code>
 __device__ void multiply_values(float (&acc)[kD / 8][4], const uint32_t (*weights)[4], uint32_t values, int lane) {
+  using Shape = StageShape<kD, Code>;
 #pragma unroll
-  for (int step = 0; step < StageShape<kD>::kRows / 16; ++step) {
-    const uint32_t row = values + static_cast<uint32_t>(step * 16 + lane % 16) * kPanelRowBytes;
+  for (int step = 0; step < Shape::kRows / 16; ++step) {
+    const uint32_t rows = values + static_cast<uint32_t>(step * 16) * Shape::kPanelRow;
 #pragma unroll
-    for (int t = 0; t < kD / 8; t += 2) {
+    for (int piece = 0; piece < kD * Code::kBytes / 16; piece += 2) {
       uint32_t v[4];
-      load_matrices_transposed(v, row + static_cast<uint32_t>(t / 8) * StageShape<kD>::kPanelBytes +
-                                      static_cast<uint32_t>(((t % 8 + lane / 16) ^ lane % 8) * 16));
-      mma(acc[t], weights[step], v[0], v[1]);
-      mma(acc[t + 1], weights[step], v[2], v[3]);
+      load_matrices_transposed(v, rows + Shape::offset(lane % 16, piece + lane / 16));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if constexpr (Code::kEncoded) {
+          const int t = (piece + i) * 2;
+          mma(acc[t], weights[step], even_levels<Code>(v[2 * i]), even_levels<Code>(v[2 * i + 1]));
+          mma(acc[t + 1], weights[step], odd_levels<Code>(v[2 * i]), odd_levels<Code>(v[2 * i + 1]));
+        } else {
+          mma(acc[piece + i], weights[step], v[2 * i], v[2 * i + 1]);
+        }
+      }
     }
   }
 }
@@ -193,21 +247,25 @@ __device__ void merge_rows(const AttentionParams& p, const SplitItem& item, int 
       }
     auto* y = static_cast<__nv_bfloat16*>(p.y) + (int64_t{item.sequence.first_token} * p.heads + first) * kD;
 #pragma unroll
-    for (int r = 0; r < kRowsAtOnce; ++r)
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      if (base + r >= rows) break;
+      const float factor = final_factor(merged[r].m, merged[r].l, p.sinks, static_cast<int>(first) + base + r);
 #pragma unroll
       for (int i = 0; i < kPairs; ++i)
-        if (base + r < rows)
-          *reinterpret_cast<uint32_t*>(y + (base + r) * kD + (i * kWarp + lane) * 2) = merged[r].result(i);
+        *reinterpret_cast<uint32_t*>(y + (base + r) * kD + (i * kWarp + lane) * 2) = merged[r].result(i, factor);
+    }
   }
 }
 
 // kTall: more than eight query heads share a key head.
-template <int kD, bool kTall>
+template <int kD, bool kTall, bool kCapped, typename Code>
 __global__ void __launch_bounds__(kThreads)
     attention_decode_many(const __grid_constant__ AttentionParams p, const __grid_constant__ CacheMaps maps) {
-  using Shape = StageShape<kD>;
-  constexpr int kHalves = kTall ? 2 : 1;               // of the fragments' rows
-  extern __shared__ __align__(1024) uint8_t memory[];  // [kWarps][kStages][kBytes]
+  using Shape = StageShape<kD, Code>;
+  using Walk = StageWalk<Shape>;
+  constexpr int kHalves = kTall ? 2 : 1;  // of the fragments' rows
+  // [kWarps][kStages][kBytes], then [kWarps][kQueriesBytes], or with codes scales [kWarps][kStages / 2][kScalesBytes]
+  extern __shared__ __align__(1024) uint8_t memory[];
   __shared__ uint64_t barriers[kWarps * Shape::kStages];
   __shared__ int32_t slot_start[kMaxSequences + 1];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -215,12 +273,20 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t stages = shared_address(memory) + static_cast<uint32_t>(warp * kRingBytes);
   const uint32_t full = shared_address(barriers) + static_cast<uint32_t>(warp * Shape::kStages) * kBarrierBytes;
   const auto stage_at = [&](int stage) { return stages + static_cast<uint32_t>(stage) * Shape::kBytes; };
+  const uint32_t scales =
+      shared_address(memory) + static_cast<uint32_t>(kWarps * kRingBytes + warp * (Shape::kStages / 2) * kScalesBytes);
+  const auto scales_at = [&](int stage) { return scales + static_cast<uint32_t>(stage / 2) * kScalesBytes; };
+  const uint32_t queries =
+      shared_address(memory) + kWarps * kRingBytes + static_cast<uint32_t>(warp) * kQueriesBytes<kD>;
   const auto full_at = [&](int stage) { return full + static_cast<uint32_t>(stage) * kBarrierBytes; };
   const uint64_t policy = l2_policy<L2Policy::evict_first>();
-  const float c = p.scale * 1.4426950408889634f;
+  const ScoreScale<kCapped> scale(p);
+  const float c = scale.c;
 
   if (threadIdx.x < kWarps * Shape::kStages) {
-    barrier_init(shared_address(barriers) + threadIdx.x * kBarrierBytes, 1);
+    // With codes, every lane arrives when its scales have.
+    barrier_init(shared_address(barriers) + threadIdx.x * kBarrierBytes,
+                 Code::kEncoded && threadIdx.x % 2 == 0 ? 1 + kWarp : 1);
     fence_barriers();
   }
   allow_next_kernel();
@@ -232,44 +298,63 @@ __global__ void __launch_bounds__(kThreads)
 
   // Earlier kernels of this step make the queries, and the keys and values of its tokens. Those of all tokens before
   // are copied while these kernels run (see overlap.cuh).
-  StageWalk<kD> next;
+  Walk next;
   next.begin(p, maps, items, first_item, lane);
-  StageWalk<kD> late = next;
+  Walk late = next;
   int filled = 0;
   for (; filled < Shape::kStages && items.count > next.index; ++filled) {
-    copy_stage<kD, Boxes::earlier>(p, maps, next, stage_at(filled), full_at(filled), policy, lane);
+    copy_stage<Shape, Code::kEncoded, Boxes::earlier>(p, maps, next, stage_at(filled), full_at(filled),
+                                                      scales_at(filled), policy, lane);
     next.advance(p, maps, items, stride, lane);
   }
   wait_for_earlier_kernels();
   for (int stage = 0; stage < filled; ++stage) {
-    copy_stage<kD, Boxes::newest>(p, maps, late, stage_at(stage), full_at(stage), policy, lane);
+    copy_stage<Shape, Code::kEncoded, Boxes::newest>(p, maps, late, stage_at(stage), full_at(stage), scales_at(stage),
+                                                     policy, lane);
     late.advance(p, maps, items, stride, lane);
   }
   const auto refill = [&](int stage) {
     __syncwarp();
     if (next.index >= items.count) return;
-    copy_stage<kD, Boxes::all>(p, maps, next, stage_at(stage), full_at(stage), policy, lane);
+    copy_stage<Shape, Code::kEncoded, Boxes::all>(p, maps, next, stage_at(stage), full_at(stage), scales_at(stage),
+                                                  policy, lane);
     next.advance(p, maps, items, stride, lane);
   };
 
   RingPlace<Shape::kStages> place;
   for (int index = first_item; index < items.count; index += stride) {
     const SplitItem item = items.at(p, index);
-    uint32_t q[kD / 16][4];
-    load_queries<kD>(q, p, item.kv_head, item.sequence.first_token, 1, item.first_row, lane);
+    uint32_t q[kQuerySteps<kD>][4];
+    if constexpr (kSharedQueries<kD>) {
+      uint32_t loaded[kD / 16][4];
+      load_queries<kD, false>(loaded, p, item.kv_head, item.sequence.first_token, 1, item.first_row, lane);
+#pragma unroll
+      for (int step = 0; step < kD / 16; ++step)
+        store_16(queries + static_cast<uint32_t>(step * kWarp + lane) * 16, loaded[step]);
+    } else {
+      load_queries<kD, Code::kEncoded>(q, p, item.kv_head, item.sequence.first_token, 1, item.first_row, lane);
+    }
     float acc[kD / 8][4] = {}, l[2] = {}, m[2] = {-INFINITY, -INFINITY};
 
-    for (int32_t chunk = StageWalk<kD>::first_chunk(item); chunk <= StageWalk<kD>::last_chunk(item); chunk += kChunk) {
+    for (int32_t chunk = Walk::first_chunk(item); chunk <= Walk::last_chunk(item); chunk += kChunk) {
       const bool whole = chunk >= item.begin && chunk + kChunk - 1 <= item.position;
       // 1. Scores.
       float scores[kKeyTiles][4];
+      [[maybe_unused]] ChunkScales value_scales;
 #pragma unroll
       for (int part = 0; part < Shape::kParts; ++part) {
         barrier_wait(full_at(place.stage), place.parity);
-        multiply_keys<kD>(scores + part * (Shape::kRows / 8), q, stage_at(place.stage), lane);
+        multiply_keys<kD, Code>(scores + part * (Shape::kRows / 8), q, queries, stage_at(place.stage), lane);
+        if constexpr (Code::kEncoded) {
+          ChunkScales key_scales;
+          key_scales.load(scales_at(place.stage), lane);
+          key_scales.multiply(scores);
+          value_scales.load(scales_at(place.stage) + kChunk * 4, lane);
+        }
         refill(place.stage);
         place.advance();
       }
+      scale.cap(scores);
       if (!whole) {
 #pragma unroll
         for (int t = 0; t < kKeyTiles; ++t)
@@ -293,10 +378,12 @@ __global__ void __launch_bounds__(kThreads)
         float sum = 0.0f;
 #pragma unroll
         for (int t = 0; t < kKeyTiles; ++t) {
-          const float low = probability(scores[t][2 * half], c, larger);
-          const float high = probability(scores[t][2 * half + 1], c, larger);
+          float low = probability(scores[t][2 * half], c, larger);
+          float high = probability(scores[t][2 * half + 1], c, larger);
           sum += low;
           sum += high;
+          if constexpr (Code::kEncoded)
+            low = __fmul_rn(low, value_scales.of[t].x), high = __fmul_rn(high, value_scales.of[t].y);
           weights[t / 2][t % 2 * 2 + half] = pack_bf16(low, high);
         }
         l[half] = fmaf(l[half], correction, sum);
@@ -308,21 +395,19 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int part = 0; part < Shape::kParts; ++part) {
         barrier_wait(full_at(place.stage), place.parity);
-        if (!whole) {
+        if (!Code::kEncoded && !whole) {
           constexpr uint32_t zeros[4] = {};
           for (int row = lane; row < Shape::kRows; row += kWarp) {
             const int32_t key = chunk + part * Shape::kRows + row;
             if (key <= item.position && key >= item.begin) continue;
 #pragma unroll
             for (int piece = 0; piece < kD / 8; ++piece)
-              store_16(stage_at(place.stage) + static_cast<uint32_t>(piece / 8) * Shape::kPanelBytes +
-                           panel_offset(row, piece % 8),
-                       zeros);
+              store_16(stage_at(place.stage) + Shape::offset(row, piece), zeros);
           }
           fence_shared_for_wgmma();  // these writes come before the copy that fills the stage again
           __syncwarp();
         }
-        multiply_values<kD>(acc, weights + part * (Shape::kRows / 16), stage_at(place.stage), lane);
+        multiply_values<kD, Code>(acc, weights + part * (Shape::kRows / 16), stage_at(place.stage), lane);
         refill(place.stage);
         place.advance();
       }
@@ -335,21 +420,24 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int row = item.first_row + lane / 4 + half * 8;
-      const float sum = quad_sum(l[half]);
+      float sum = quad_sum(l[half]);
       if (row >= group) continue;
       if (splits == 1) {
-        const float inverse = 1.0f / sum;
+        const float factor = final_factor(m[half], sum, p.sinks, item.kv_head * group + row);
 #pragma unroll
-        for (int t = 0; t < kD / 8; ++t)
-          *reinterpret_cast<uint32_t*>(y + row * kD + t * 8 + lane % 4 * 2) =
-              pack_bf16(acc[t][2 * half] * inverse, acc[t][2 * half + 1] * inverse);
+        for (int t = 0; t < kD / 8; ++t) {
+          const float2 pair = pair_of<Code::kEncoded>(acc, t, half);
+          *reinterpret_cast<uint32_t*>(y + row * kD + element_of<Code::kEncoded>(t, lane)) =
+              pack_bf16(pair.x * factor, pair.y * factor);
+        }
         continue;
       }
       float* state = p.states + (int64_t{item.slot} * p.heads + item.kv_head * group + row) * (kD + 2);
       if (lane % 4 == 0) *reinterpret_cast<float2*>(state) = {m[half], sum};
 #pragma unroll
       for (int t = 0; t < kD / 8; ++t)
-        *reinterpret_cast<float2*>(state + 2 + t * 8 + lane % 4 * 2) = {acc[t][2 * half], acc[t][2 * half + 1]};
+        *reinterpret_cast<float2*>(state + 2 + element_of<Code::kEncoded>(t, lane)) =
+            pair_of<Code::kEncoded>(acc, t, half);
     }
     // 5. The warp that stores the last state of these rows merges all of them.
     if (splits > 1) {
@@ -362,28 +450,39 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <int kD>
+template <int kD, typename Code>
 cudaError_t launch(const AttentionParams& p, cudaStream_t stream) {
+  using Shape = StageShape<kD, Code>;
   CacheMaps maps{};
   const auto size = static_cast<uint64_t>(p.block_size);
   const int shift = std::countr_zero(size);  // blocks begin at multiples of this power of two
-  maps.box_shift = std::min(shift, std::countr_zero(static_cast<unsigned>(StageShape<kD>::kRows)));
+  maps.box_shift = std::min(shift, std::countr_zero(static_cast<unsigned>(Shape::kRows)));
   maps.block_shift = std::has_single_bit(size) ? shift : -1;
   for (const auto& [map, rows] : {std::pair(&maps.k, p.k), std::pair(&maps.v, p.v)})
-    if (const cudaError_t error = make_panel_map(*map, rows, p.cache_rows, kD, 1 << maps.box_shift, 1);
+    if (const cudaError_t error = Code::kEncoded ? make_code_map(*map, rows, p.cache_rows, kD, 1 << maps.box_shift)
+                                                 : make_panel_map(*map, rows, p.cache_rows, kD, 1 << maps.box_shift, 1);
         error != cudaSuccess)
       return error;
   const int64_t items = p.max_splits * p.kv_heads * ceil_div(p.heads / p.kv_heads, kFragmentRows);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, p.multiprocessors));
   const bool tall = p.heads / p.kv_heads > kFragmentRows / 2;
-  return launch_overlapped(tall ? attention_decode_many<kD, true> : attention_decode_many<kD, false>, dim3(blocks),
-                           kThreads, size_t{kWarps} * kRingBytes, stream, p, maps);
+  const auto kernel =
+      p.softcap > 0.0f
+          ? (tall ? attention_decode_many<kD, true, true, Code> : attention_decode_many<kD, false, true, Code>)
+          : (tall ? attention_decode_many<kD, true, false, Code> : attention_decode_many<kD, false, false, Code>);
+  const size_t behind =
+      kWarps * size_t{kQueriesBytes<kD>} + (Code::kEncoded ? kWarps * (Shape::kStages / 2) * size_t{kScalesBytes} : 0);
+  return launch_overlapped(kernel, dim3(blocks), kThreads, size_t{kWarps} * kRingBytes + behind, stream, p, maps);
 }
 
 }  // namespace
 
 cudaError_t launch_attention_decode_many(const AttentionParams& p, cudaStream_t stream) {
-  return p.head_dim == 64 ? launch<64>(p, stream) : launch<128>(p, stream);
+  if (p.head_dim == 256) return p.code == KvCode::none ? launch<256, PlainRows>(p, stream) : cudaErrorInvalidValue;
+  return with_kv_code(p.code, [&](auto code) {
+    using Code = decltype(code);
+    return p.head_dim == 64 ? launch<64, Code>(p, stream) : launch<128, Code>(p, stream);
+  });
 }
 
 }  // namespace eadem::kernels::cuda

@@ -106,9 +106,9 @@ struct MergedState {
     }
     m = next;
   }
-  __device__ uint32_t result(int pair) const {
-    const float inverse = 1.0f / l;
-    return pack_bf16(acc[pair].x * inverse, acc[pair].y * inverse);
+  // With final_factor of the state.
+  __device__ uint32_t result(int pair, float factor) const {
+    return pack_bf16(acc[pair].x * factor, acc[pair].y * factor);
   }
 };
 

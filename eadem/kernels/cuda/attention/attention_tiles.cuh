@@ -3,13 +3,18 @@
 // What the tensor-core kernels for attention share. attention_prompt.cu, for steps with prompts, and
 // attention_decode.cu, for pure decode steps, give a query the same bits, because both compute, for every query,
 //   chunks of 64 key positions, begun at multiples of 64:   s = q . k, one k16 chain of mma over head_dim
-//     m' = max(m, max s * c),  c = scale * log2 e           p = exp2(s * c - m')
+//     in a cache of 8-bit codes, q . k and p v take the levels of the codes, s is multiplied by its key's scale, and p
+//     by its value's, after its sum is taken and before it is rounded
+//     with a soft cap, s becomes tanh(s * scale / cap)
+//     m' = max(m, max s * c),  c = scale * log2 e, or with a soft cap cap * log2 e
+//                                                           p = exp2(s * c - m')
 //     l' = l * exp2(m - m') + sum p                         acc' = acc * exp2(m - m') + p v, one chain over 64 keys,
 //                                                           for which p is rounded to bf16
 //   splits of kAttentionSplitKeys positions, begun at their multiples: a state {m, l, acc} of their own, merged in
 //   order
 //     M' = max(M, m)   L' = L * exp2(M - M') + l * exp2(m - M')   A' = A * exp2(M - M') + acc * exp2(m - M')
-//   y = A / L
+//   a head's sink, once all splits are merged: M' = max(M, sink * log2 e)   L' = L * exp2(M - M') + exp2(sink * log2 e
+//   - M')   A' = A * exp2(M - M') y = A / L
 // A chunk or split in which the query sees no key changes none of its numbers, so a query's bits do not depend on the
 // other queries of its tile. For sums of p, each lane adds the sixteen columns of a chunk that its fragments hold, from
 // left to right, and groups of four lanes add their sums at the end of a split.
@@ -33,6 +38,49 @@ __device__ inline float rescale(float from, float to) { return fast_exp2(from - 
 // exp2(s c - m); 0 for a masked score.
 __device__ inline float probability(float s, float c, float m) {
   return fast_exp2(fmaf(s, c, m == -INFINITY ? 0.0f : -m));
+}
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+// Within 8 units of 2^-24 of the larger of |tanh x| and |x|, without branches.
+__device__ inline float hyperbolic_tangent(float x) {
+  const float size = fabsf(x), square = __fmul_rn(size, size);
+  // From 0.55 on, 1 - 2 / (exp(2 x) + 1); up to there x + x^3 P(x^2), P of least largest error.
+  float polynomial = fmaf(0x1.0d4f62p-6f, square, -0x1.af7c96p-5f);
+  polynomial = fmaf(polynomial, square, 0x1.10cef4p-3f);
+  polynomial = fmaf(polynomial, square, -0x1.555452p-2f);
+  const float small = fmaf(__fmul_rn(polynomial, square), size, size);
+  const float large = fmaf(-2.0f, fast_reciprocal(__fadd_rn(fast_exp2(__fmul_rn(size, 2 * kLog2E)), 1.0f)), 1.0f);
+  return copysignf(size < 0.55f ? small : large, x);
+}
+
+// How products of queries and keys become exponents of 2: a score's is c times what `cap` makes of it.
+template <bool kCapped>
+struct ScoreScale {
+  float c, before_cap;
+
+  __device__ explicit ScoreScale(const AttentionParams& p)
+      : c((kCapped ? p.softcap : p.scale) * kLog2E), before_cap(kCapped ? p.scale / p.softcap : 1.0f) {}
+  // Of scores that have no mask yet.
+  template <int kTiles>
+  __device__ void cap(float (&s)[kTiles][4]) const {
+    if constexpr (kCapped) {
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[t][i] = hyperbolic_tangent(__fmul_rn(s[t][i], before_cap));
+    }
+  }
+};
+
+// What the sum of a row's values is multiplied with, once all splits are merged into the state {m, l}: 1 / l, and with
+// sinks what rescales it to the maximum that its head's sink is part of, too. The state becomes that with the sink.
+__device__ inline float final_factor(float& m, float& l, const float* sinks, int head) {
+  if (sinks == nullptr) return 1.0f / l;
+  const float sink = __fmul_rn(__ldg(sinks + head), kLog2E), next = fmaxf(m, sink), factor = rescale(m, next);
+  l = fmaf(l, factor, rescale(sink, next));
+  m = next;
+  return __fmul_rn(factor, 1.0f / l);
 }
 
 // The natural logarithm of 2^m * l.
@@ -79,8 +127,9 @@ __device__ inline int32_t first_key(const AttentionParams& p, const Sequence& se
 }
 
 // Loads the queries of 16 rows as fragments. Row r of a tile is head r % group of token r / group; rows past the last
-// are 0.
-template <int kD>
+// are 0. kInFours: of 16 elements, a lane has four neighbours 4 t ... 4 t + 3, t = lane % 4, in the place of 2 t, 2 t +
+// 1, 2 t + 8, 2 t + 9: the first and the third, then the second and the fourth. That is how keys come of 8-bit codes.
+template <int kD, bool kInFours>
 __device__ void load_queries(uint32_t (&q)[kD / 16][4], const AttentionParams& p, int32_t kv_head, int32_t first_token,
                              int32_t tokens, int first_row, int lane) {
   const int group = p.heads / p.kv_heads;
@@ -88,18 +137,63 @@ __device__ void load_queries(uint32_t (&q)[kD / 16][4], const AttentionParams& p
   for (int half = 0; half < 2; ++half) {
     const int row = first_row + lane / 4 + half * 8, token = row / group;
     const bool real = token < tokens;
-    const int64_t offset =
-        real ? (int64_t{first_token + token} * p.heads + kv_head * group + row % group) * kD + lane % 4 * 2 : 0;
+    const int64_t offset = real ? (int64_t{first_token + token} * p.heads + kv_head * group + row % group) * kD +
+                                      lane % 4 * (kInFours ? 4 : 2)
+                                : 0;
     const auto* from = reinterpret_cast<const uint32_t*>(static_cast<const __nv_bfloat16*>(p.q) + offset);
 #pragma unroll
     for (int step = 0; step < kD / 16; ++step) {
-      q[step][half] = real ? from[step * 8] : 0;
-      q[step][half + 2] = real ? from[step * 8 + 4] : 0;
+      if constexpr (kInFours) {
+        const uint2 four = real ? *reinterpret_cast<const uint2*>(from + step * 8) : make_uint2(0, 0);
+        q[step][half] = __byte_perm(four.x, four.y, 0x5410);
+        q[step][half + 2] = __byte_perm(four.x, four.y, 0x7632);
+      } else {
+        q[step][half] = real ? from[step * 8] : 0;
+        q[step][half + 2] = real ? from[step * 8 + 4] : 0;
+      }
     }
   }
 }
 
 // The key, of the chunk, of a lane's score i in a tile of 8 keys. The score is in row lane / 4 + i / 2 * 8.
 __device__ inline int key_of(int tile, int i, int lane) { return tile * 8 + lane % 4 * 2 + i % 2; }
+
+// The scales of a tile's keys, or of their values, that belong to a lane's scores, of f32 [kChunk] in shared memory.
+__device__ inline float2 load_tile_scales(uint32_t scales, int tile, int lane) {
+  return load_f32x2(scales + static_cast<uint32_t>(key_of(tile, 0, lane)) * 4);
+}
+// Multiplies a tile's scores, or their exponentials.
+__device__ inline void multiply_tile(float (&s)[4], float2 scales) {
+  s[0] = __fmul_rn(s[0], scales.x), s[1] = __fmul_rn(s[1], scales.y);
+  s[2] = __fmul_rn(s[2], scales.x), s[3] = __fmul_rn(s[3], scales.y);
+}
+// Those of a chunk.
+struct ChunkScales {
+  float2 of[kKeyTiles];
+
+  __device__ void load(uint32_t scales, int lane) {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) of[t] = load_tile_scales(scales, t, lane);
+  }
+  __device__ void multiply(float (&s)[kKeyTiles][4]) const {
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t) multiply_tile(s[t], of[t]);
+  }
+};
+
+// Sums over values, of which a lane has pairs of neighbours. Values of 8-bit codes give a tile the even elements of 16,
+// and the next one the odd ones.
+template <bool kEncoded, int kTiles>
+__device__ inline float2 pair_of(const float (&acc)[kTiles][4], int pair, int half) {
+  if constexpr (kEncoded)
+    return {acc[pair / 2 * 2][2 * half + pair % 2], acc[pair / 2 * 2 + 1][2 * half + pair % 2]};
+  else
+    return {acc[pair][2 * half], acc[pair][2 * half + 1]};
+}
+// The first element of a pair.
+template <bool kEncoded>
+__device__ inline int element_of(int pair, int lane) {
+  return kEncoded ? pair / 2 * 16 + lane % 4 * 4 + pair % 2 * 2 : pair * 8 + lane % 4 * 2;
+}
 
 }  // namespace eadem::kernels::cuda

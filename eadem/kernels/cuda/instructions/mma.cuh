@@ -63,6 +63,15 @@ __device__ inline void store_16(uint32_t address, const uint32_t (&r)[4]) {
                : "memory");
 }
 
+__device__ inline float load_f32(uint32_t address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ inline void store_f32(uint32_t address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
 // Loads two values.
 __device__ inline float2 load_f32x2(uint32_t address) {
   float2 value;

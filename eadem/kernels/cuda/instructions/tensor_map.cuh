@@ -14,11 +14,8 @@
 
 namespace eadem::kernels::cuda {
 
-// Describes boxes of `box_rows` rows and `box_panels` panels of a matrix [rows, columns] of bf16, with columns a
-// multiple of 64; what a box has beyond the matrix becomes zeros. `data` and its rows begin at multiples of 16 bytes.
-// Thread-safe.
-inline cudaError_t make_panel_map(CUtensorMap& map, const void* data, int64_t rows, int64_t columns, int box_rows,
-                                  int box_panels) {
+// The function of the driver that describes tensor maps, or null.
+inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {
     void* entry = nullptr;
@@ -31,6 +28,15 @@ inline cudaError_t make_panel_map(CUtensorMap& map, const void* data, int64_t ro
 #endif
     return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(entry) : nullptr;
   }();
+  return encode;
+}
+
+// Describes boxes of `box_rows` rows and `box_panels` panels of a matrix [rows, columns] of bf16, with columns a
+// multiple of 64; what a box has beyond the matrix becomes zeros. `data` and its rows begin at multiples of 16 bytes.
+// Thread-safe.
+inline cudaError_t make_panel_map(CUtensorMap& map, const void* data, int64_t rows, int64_t columns, int box_rows,
+                                  int box_panels) {
+  const auto encode = tensor_map_encoder();
   if (encode == nullptr) return cudaErrorNotSupported;
   // The matrix as [panels, rows, 64].
   const cuuint64_t extents[] = {kPanelColumns, static_cast<cuuint64_t>(rows),
@@ -41,6 +47,22 @@ inline cudaError_t make_panel_map(CUtensorMap& map, const void* data, int64_t ro
   const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(data), extents, strides,
                                  box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Describes boxes of `box_rows` rows of a matrix [rows, columns] of bytes with 64 or 128 columns, a panel of which
+// arrives as wgmma.cuh says, or for 64 columns with piece i of row r at i ^ (r / 2 % 4). As above.
+inline cudaError_t make_code_map(CUtensorMap& map, const void* data, int64_t rows, int64_t columns, int box_rows) {
+  const auto encode = tensor_map_encoder();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows), 1};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(columns * rows)};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(box_rows), 1};
+  const cuuint32_t steps[] = {1, 1, 1};
+  const CUresult result =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(data), extents, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, columns == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
