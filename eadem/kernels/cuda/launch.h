@@ -329,6 +329,7 @@ struct AttentionParams {
   float* lse = nullptr;  // [tokens, heads], or null; direct only
   // launch_attention_backward and launch_attention_backward_wgmma take neither:
   float softcap = 0.0f;          // 0: none
+  float scale_by_cap = 0.0f;     // scale / softcap, with a soft cap
   const float* sinks = nullptr;  // [heads], or null
   // Only the kernels for tensor cores take a cache in a RowEncoding:
   KvCode code = KvCode::none;

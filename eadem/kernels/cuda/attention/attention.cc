@@ -99,6 +99,7 @@ AttentionParams attention_params(const AttentionAttrs& attrs, KvCode code, const
           .kv_dtype = k.dtype,
           .lse = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr,
           .softcap = attrs.softcap,
+          .scale_by_cap = attrs.softcap > 0.0f ? attrs.scale / attrs.softcap : 0.0f,
           .sinks = attrs.sinks ? elements<const float>(call.inputs[6]) : nullptr,
           .code = code,
           .k_scales = cache_scales(k),

@@ -113,7 +113,7 @@ template <int kD, typename Code>
 constexpr int kDecodeBytes = 2 * kRowsBytes<kD, Code> + kWeightsBytes + (Code::kEncoded ? 2 * kSplit * 4 : 0);
 
 template <int kD, bool kCapped, typename Code>
-__global__ void __launch_bounds__(kThreads, 2) attention_decode(AttentionParams p) {
+__global__ void __launch_bounds__(kThreads, Code::kEncoded ? 2 : 1) attention_decode(AttentionParams p) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ int32_t slot_start[kMaxSequences + 1];
   __shared__ int32_t rows[kSplit];  // rows of keys and values

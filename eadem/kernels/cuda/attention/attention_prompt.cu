@@ -40,10 +40,12 @@ struct Config {
   static constexpr int kRows = (kHalves ? 1 : kConsumers) * kWarpgroupRows;  // queries times heads
   static constexpr int kColumns = kHalves ? kD / 2 : kD;                     // of values, for a warpgroup
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-  // Registers of a thread, of the warpgroup that copies and of those that compute: multiples of 8, of which all
-  // warpgroups together have 512.
-  static constexpr int kProducerRegisters = kHalves ? 48 : kD <= 64 || kEncoded || kCapped ? 32 : 40;
-  static constexpr int kConsumerRegisters = kD <= 64 ? 160 : kEncoded || (kCapped && !kHalves) ? 240 : 232;
+  // Registers of a thread, of the warpgroup that copies and of those that compute: multiples of 8, and together no more
+  // than all threads were launched with, or they wait for each other for ever.
+  static constexpr bool kMoreForCaps = kD == 128 && kCapped && !kEncoded;
+  static constexpr int kProducerRegisters = kD <= 64 ? 32 : kMoreForCaps ? 24 : 40;
+  static constexpr int kConsumerRegisters = kD <= 64 ? 160 : kMoreForCaps ? 240 : 232;
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 65536 / kThreads / 8 * 8 * (1 + kConsumers));
   static constexpr int kStages = kHalves || (kEncoded && kD > 64) ? 3 : kMostStages;
   static constexpr uint32_t kTileBytes = kD / kPanelColumns * kPanelBytes;  // keys or values of a chunk
   using Place = RingPlace<kStages>;

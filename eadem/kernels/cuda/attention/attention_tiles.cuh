@@ -57,10 +57,11 @@ __device__ inline float hyperbolic_tangent(float x) {
 // How products of queries and keys become exponents of 2: a score's is c times what `cap` makes of it.
 template <bool kCapped>
 struct ScoreScale {
-  float c, before_cap;
+  const AttentionParams& p;
+  float c;
 
-  __device__ explicit ScoreScale(const AttentionParams& p)
-      : c((kCapped ? p.softcap : p.scale) * kLog2E), before_cap(kCapped ? p.scale / p.softcap : 1.0f) {}
+  __device__ explicit ScoreScale(const AttentionParams& params)
+      : p(params), c((kCapped ? params.softcap : params.scale) * kLog2E) {}
   // Of scores that have no mask yet.
   template <int kTiles>
   __device__ void cap(float (&s)[kTiles][4]) const {
@@ -68,7 +69,7 @@ struct ScoreScale {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) s[t][i] = hyperbolic_tangent(__fmul_rn(s[t][i], before_cap));
+        for (int i = 0; i < 4; ++i) s[t][i] = hyperbolic_tangent(__fmul_rn(s[t][i], p.scale_by_cap));
     }
   }
 };
