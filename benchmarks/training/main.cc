@@ -136,8 +136,8 @@ int main(int argc, char** argv) {
   app.add_option("config", options.config, "a config.json")->required();
   app.add_option("--device", options.device, "cpu, cuda, cuda:1");
   app.add_option("--weights", options.weights, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}));
-  app.add_option("--products", options.products, "what linear layers multiply: plain or fp8_block128")
-      ->check(CLI::IsMember({"plain", "fp8_block128"}));
+  app.add_option("--products", options.products, "what linear layers multiply")
+      ->check(CLI::IsMember(train::product_names()));
   app.add_option("--batch", options.batch, "sequences of a step")->check(CLI::Range(int64_t{1}, int64_t{65536}));
   app.add_option("--sequence", options.sequence, "tokens of a sequence")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/ops/linear.h"
 
+#include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -36,6 +37,11 @@ std::vector<TensorType> Linear::infer_types(std::span<const TensorType> in) cons
     throw InvalidArgument("linear: 'bias' is {} but the op was made with bias=false", to_string(in[kBias]));
   }
   return {TensorType(attrs_.out_dtype, {in[kX].dim(0), in[kWeight].dim(0)})};
+}
+
+std::vector<int> Linear::gradient_nodes(std::span<const TensorType> in) const {
+  if (in[kWeight].encoding == nullptr) return {};
+  return {0, 1, Fp8TensorEncoding::of(in[kWeight].encoding) != nullptr ? 2 : 1};
 }
 
 Sharding Linear::wanted_sharding(std::span<const TensorType> in, int port) const {

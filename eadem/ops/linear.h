@@ -26,11 +26,9 @@ class Linear final : public Op {
   Sharding wanted_sharding(std::span<const TensorType> inputs, int port) const override;
   std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const override;
   bool has_backward() const override { return true; }
-  // Beside an encoded weight, the gradient of x multiplies the weight and a dy that may be rounded as x is; the
-  // gradient of the weight is that of plain values.
-  bool has_gradients_apart(std::span<const TensorType> inputs) const override {
-    return inputs[kWeight].encoding != nullptr;
-  }
+  // Beside an encoded weight, the gradient of x multiplies the weight and a dy that may be rounded as x is. Beside one
+  // of an Fp8TensorEncoding so does the gradient of the weight, and only that of the bias is that of plain values.
+  std::vector<int> gradient_nodes(std::span<const TensorType> inputs) const override;
   std::vector<Saved> saved() const override { return {{Saved::Kind::input, 0}, {Saved::Kind::input, 1}}; }
   Cost cost(Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
             const SymbolValues& symbols) const override;

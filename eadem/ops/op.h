@@ -92,9 +92,9 @@ class Op : public kernels::Definition {
   // Returns the input whose gradient is also the gradient of input `input`. The two terms of a sum have one gradient,
   // so one tensor serves both. Default: the input itself.
   virtual int shares_gradient_with(int input) const { return input; }
-  // Gradients of parameters have a node of their own beside that of activations, so that kernels of the two may read
-  // the gradient of the output in other types.
-  virtual bool has_gradients_apart(std::span<const TensorType> /*inputs*/) const { return false; }
+  // The node of the backward pass, from 0, that makes each of gradient_outputs(), so that kernels of several may read
+  // the gradient of the output in other types. Empty: one makes all.
+  virtual std::vector<int> gradient_nodes(std::span<const TensorType> /*inputs*/) const { return {}; }
   virtual std::vector<Saved> saved() const { return {}; }
   virtual std::vector<TensorType> extra_types(std::span<const TensorType> /*inputs*/) const { return {}; }
   // The backward pass also runs without a forward pass before it: it has no extra tensors then (they are unconnected),

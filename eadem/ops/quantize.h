@@ -5,6 +5,7 @@
 // and the gradient of that is the weight's (a straight-through estimator: Bengio et al. 2013).
 #pragma once
 
+#include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/kernels/quantize.h"
 #include "eadem/ops/op.h"
 
@@ -15,8 +16,8 @@ class Quantize final : public Op {
   explicit Quantize(const kernels::QuantizeAttrs& attrs);
 
   std::string_view name() const override { return "quantize"; }
-  std::vector<Port> inputs() const override { return {{"x"}}; }
-  std::vector<Port> outputs() const override { return {{"y"}}; }
+  std::vector<Port> inputs() const override;
+  std::vector<Port> outputs() const override;
   AttrsRef attrs() const override { return AttrsRef(attrs_); }
   std::string attrs_text() const override;
   bool passes_gradient_through() const override { return true; }
@@ -24,6 +25,16 @@ class Quantize final : public Op {
   Cost cost(Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
             const SymbolValues& symbols) const override;
   void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
+
+  // Whether rounding to an encoding has a state, the input and output `scaling` of scaling_type().
+  static bool has_scaling(const Encoding* to) {
+    const Fp8TensorEncoding* tensor = Fp8TensorEncoding::of(to);
+    return tensor != nullptr && tensor->is_delayed();
+  }
+  static TensorType scaling_type() { return TensorType(DType::f32, {2}); }
+  // The name of the state of a value that is known by `value`.
+  static std::string scaling_name(std::string_view value) { return fmt::format("{}{}", kScalingPrefix, value); }
+  static constexpr std::string_view kScalingPrefix = "scaling.";
 
  private:
   kernels::QuantizeAttrs attrs_;

@@ -46,6 +46,7 @@ TrainerArguments trainer_arguments(const nb::kwargs& keywords) {
   train::TrainerOptions& options = arguments.options;
   take("path", arguments.path), take("config", arguments.config_text), take("device", arguments.device);
   take("threads", arguments.threads), take("isa", arguments.isa), take("weights", weights), take("products", products);
+  take("amax_history", options.amax_history);
   take("batch_tokens", options.batch_tokens), take("beta1", options.beta1), take("beta2", options.beta2);
   take("eps", options.eps), take("weight_decay", options.weight_decay), take("max_grad_norm", options.max_grad_norm);
   take("disabled_fusions", options.disabled_fusions), take("frozen", options.frozen);

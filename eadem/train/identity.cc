@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "eadem/core/encodings/fp8_tensor_encoding.h"
+
 namespace eadem::train {
 
 Identity identity_of(const Recipe& recipe, const io::JsonValue& config, const InputHashes& hashes) {
@@ -40,6 +42,8 @@ Identity identity_of(const Recipe& recipe, const io::JsonValue& config, const In
   add("training.sequence_length", t.sequence_length);
   add("training.weights", dtype_name(t.weights));
   if (t.products != nullptr) add("training.products", t.products->name());
+  if (const Fp8TensorEncoding* tensor = Fp8TensorEncoding::of(t.products); tensor != nullptr && tensor->is_delayed())
+    add("training.amax_history", t.amax_history);
   add("training.learning_rate", t.learning_rate);
   add("training.min_learning_rate", t.min_learning_rate);
   add("training.warmup_steps", t.warmup_steps);

@@ -60,6 +60,9 @@ class Table {
     }
   }
   void choice(const char* key, std::initializer_list<std::string_view> choices, std::string& value) {
+    choice(key, std::vector<std::string>(choices.begin(), choices.end()), value);
+  }
+  void choice(const char* key, const std::vector<std::string>& choices, std::string& value) {
     string(key, value);
     if (std::find(choices.begin(), choices.end(), value) == choices.end())
       fail(key, *find(key), fmt::format("one of {}", fmt::join(choices, ", ")));
@@ -187,8 +190,9 @@ Recipe load_recipe(const std::string& path) {
   training.choice("weights", {"f32", "bf16"}, weights);
   t.weights = *dtype_from_name(weights);
   std::string products = "plain";
-  training.choice("products", {"plain", "fp8_block128"}, products);
+  training.choice("products", product_names(), products);
   t.products = products_from_name(products);
+  training.integer("amax_history", t.amax_history, 1, 1 << 16);
   training.number("learning_rate", t.learning_rate, 0, 100);
   t.min_learning_rate = tenth_of(t.learning_rate);
   training.number("min_learning_rate", t.min_learning_rate, 0, 100);

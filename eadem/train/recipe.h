@@ -36,7 +36,8 @@ struct Recipe {
     int64_t accumulation = 1;            // passes per optimizer step
     int64_t sequence_length = 512;       // longest piece of a document; longer documents are divided
     DType weights = DType::f32;          // "f32", or "bf16" with f32 master copies
-    const Encoding* products = nullptr;  // "plain" (null), or "fp8_block128" (TrainerOptions)
+    const Encoding* products = nullptr;  // one of product_names() (TrainerOptions)
+    int64_t amax_history = 16;           // steps (TrainerOptions)
     double learning_rate = 1e-3;         // peak
     double min_learning_rate = 1e-4;     // at the end of the cosine; a tenth of the peak unless stated
     int64_t warmup_steps = 100;          // linear from 0

@@ -10,8 +10,10 @@
 #include <set>
 
 #include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/models/family.h"
 #include "eadem/ops/parallel/expert_exchange.h"
+#include "eadem/ops/quantize.h"
 #include "eadem/train/rank_values.h"
 
 namespace eadem::train {
@@ -38,23 +40,61 @@ void check_options(const TrainerOptions& options) {
   require(options.weight_decay >= 0 && options.weight_decay <= 1e6, "weight_decay", options.weight_decay, "0 to 1e6");
   require(options.max_grad_norm >= 0 && options.max_grad_norm <= 1e30, "max_grad_norm", options.max_grad_norm,
           "0 (off) to 1e30");
+  require(options.amax_history >= 1 && options.amax_history <= 1 << 16, "amax_history", options.amax_history,
+          "1 to 2^16");
   if (const std::optional<double>& coef = options.router_aux_loss_coef)
     require(*coef >= 0 && *coef <= 1e6, "router_aux_loss_coef", *coef, "0 (off) to 1e6");
 }
 
-// Gradients multiply the transposed weight, whose codes are the same where blocks are square.
-void check_products(const Encoding* products) {
-  const Fp8Encoding* floats = Fp8Encoding::of(products);
-  if (products != nullptr && (floats == nullptr || floats->format() != Fp8Format{Fp8Format::Kind::e4m3, 128, 128}))
-    throw InvalidArgument("products in {} cannot be trained; expected fp8_e4m3_block128", products->name());
+struct Products {
+  std::string_view name;
+  const Encoding* encoding;
+};
+
+// Gradients multiply the transposed weight: in square blocks, and with one scale, its codes are the same.
+std::array<Products, 4> all_products() {
+  constexpr auto kWeights = Fp8Format::Kind::e4m3;
+  return {{{"plain", nullptr},
+           {"fp8_block128", Fp8Encoding::find("fp8_e4m3_block128")},
+           {"fp8_tensor", &Fp8TensorEncoding::of(kWeights, false)},
+           {"fp8_tensor_delayed", &Fp8TensorEncoding::of(kWeights, true)}}};
 }
+
+void check_products(const Encoding* products, const Mesh& mesh) {
+  std::vector<std::string_view> known;
+  bool is_known = false;
+  for (const Products& one : all_products()) {
+    is_known = is_known || one.encoding == products;
+    if (one.encoding != nullptr) known.push_back(one.encoding->name());
+  }
+  if (!is_known)
+    throw InvalidArgument("products in {} cannot be trained; expected {}", products->name(), fmt::join(known, ", "));
+  const Fp8TensorEncoding* tensor = Fp8TensorEncoding::of(products);
+  if (tensor == nullptr) return;
+  // A rank would know the largest magnitude of its part, and a stage those of its layers.
+  if (mesh.size(MeshAxis::tp) > 1)
+    throw Unsupported("products in {} have one scale for each tensor, which {} ranks of tp divide; expected one rank",
+                      tensor->name(), mesh.size(MeshAxis::tp));
+  if (tensor->is_delayed() && mesh.size(MeshAxis::pp) > 1)
+    throw Unsupported("products in {} remember earlier steps, which {} stages of pp do not share; expected one stage",
+                      tensor->name(), mesh.size(MeshAxis::pp));
+}
+
+constexpr const char* kAmaxPrefix = "amax.";
+constexpr int64_t kScalingPitch = 16;  // f32: states begin at multiples of 64 bytes
 
 }  // namespace
 
+std::vector<std::string> product_names() {
+  std::vector<std::string> names;
+  for (const Products& one : all_products()) names.emplace_back(one.name);
+  return names;
+}
+
 const Encoding* products_from_name(std::string_view name) {
-  if (name == "plain") return nullptr;
-  if (name == "fp8_block128") return Fp8Encoding::find("fp8_e4m3_block128");
-  throw InvalidArgument("products is '{}'; expected plain or fp8_block128", name);
+  for (const Products& one : all_products())
+    if (name == one.name) return one.encoding;
+  throw InvalidArgument("products is '{}'; expected one of {}", name, fmt::join(product_names(), ", "));
 }
 
 Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device,
@@ -63,7 +103,7 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   if (options.weights != DType::f32 && options.weights != DType::bf16)
     throw InvalidArgument("weights of {} cannot be trained; expected f32 or bf16", dtype_name(options.weights));
   check_options(options);
-  check_products(options.products);
+  check_products(options.products, mesh_);
   HardwareOverrides overrides;
   overrides.weights = options.weights;
   if (options.products != nullptr) overrides.rounded_weights = options.products;
@@ -78,6 +118,7 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   find_rounded();
   list_parameters();
   make_optimizer();
+  make_amax_histories();
 }
 
 void Trainer::compile_programs() {
@@ -199,6 +240,64 @@ void Trainer::make_optimizer() {
                                                         .eps = options_.eps,
                                                         .weight_decay = options_.weight_decay,
                                                         .max_grad_norm = options_.max_grad_norm});
+}
+
+void Trainer::make_amax_histories() {
+  const auto is_scaling = [](const pipeline::GraphOutput& state) {
+    return state.name.starts_with(ops::Quantize::kScalingPrefix);
+  };
+  std::vector<std::string> states;
+  for (const pipeline::GraphOutput& state : training_[0]->states())
+    if (is_scaling(state)) states.push_back(state.name);
+  if (states.empty()) return;
+  std::sort(states.begin(), states.end());
+  scalings_ = allocate_tensor(*device_, DType::f32, {std::ssize(states), kScalingPitch});
+  const auto scaling = [&](std::ptrdiff_t i) {
+    return TensorView(scalings_.view.as<float>() + i * kScalingPitch, DType::f32, {2});
+  };
+  for (std::ptrdiff_t i = 0; i < std::ssize(states); ++i) {
+    const std::string& state = states[static_cast<size_t>(i)];
+    amax_histories_.push_back({kAmaxPrefix + state.substr(ops::Quantize::kScalingPrefix.size()),
+                               std::vector<float>(static_cast<size_t>(options_.amax_history), 0.0f)});
+    training_[0]->bind_state(state, scaling(i));
+  }
+  // An evaluation rounds with the scales that the next step will have.
+  for (const pipeline::GraphOutput& state : evaluation_->states()) {
+    if (!is_scaling(state)) continue;
+    const auto found = std::lower_bound(states.begin(), states.end(), state.name);
+    EADEM_CHECK(found != states.end() && *found == state.name, "'{}' is not rounded in training", state.name);
+    evaluation_->bind_state(state.name, scaling(found - states.begin()));
+  }
+  set_scalings();
+}
+
+void Trainer::set_scalings() {
+  if (amax_histories_.empty()) return;
+  const Tensor host = Tensor::on_host(DType::f32, scalings_.view.shape);
+  std::fill_n(host.view.as<float>(), host.view.num_elements(), 0.0f);
+  for (size_t i = 0; i < amax_histories_.size(); ++i)
+    host.view.as<float>()[static_cast<int64_t>(i) * kScalingPitch] = amax_histories_[i].largest();
+  device_->copy_from_host(scalings_.view.data, host.view.data, host.view.size_bytes());
+}
+
+void Trainer::read_scalings() {
+  if (amax_histories_.empty()) return;
+  const Tensor host = copy_to_host(*device_, scalings_.view);
+  std::vector<int64_t> own;
+  for (size_t i = 0; i < amax_histories_.size(); ++i)
+    own.push_back(std::bit_cast<int32_t>(host.view.as<float>()[static_cast<int64_t>(i) * kScalingPitch + 1]));
+  const std::vector<int64_t> all = gather_values(*device_, mesh_, MeshAxis::dp, own);
+  for (size_t i = 0; i < amax_histories_.size(); ++i) {
+    AmaxHistory& history = amax_histories_[i];
+    history.seen = 0;
+    for (size_t of = i; of < all.size(); of += own.size()) {
+      const auto seen = std::bit_cast<float>(static_cast<int32_t>(all[of]));
+      if (!std::isfinite(seen))
+        throw DataCorrupted("step {}: a value of '{}' is not finite; the parameters are unchanged", num_steps_ + 1,
+                            history.name.substr(std::string_view(kAmaxPrefix).size()));
+      history.seen = std::max(history.seen, seen);
+    }
+  }
 }
 
 void Trainer::load(const models::Checkpoint& checkpoint) {
@@ -330,6 +429,7 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate, c
   num_labels = summed_over_ranks(0, num_labels).second;
   if (num_labels == 0) throw InvalidArgument("no token of the step has a label");
   for (const auto& [name, values] : gradients_) device_->fill_zero(values.view.data, values.view.size_bytes());
+  set_scalings();
 
   double loss = 0, balance = 0;
   const int64_t num_passes = balancing_ > 0 ? summed_over_ranks(0, static_cast<int64_t>(batches.size())).second : 1;
@@ -352,8 +452,14 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate, c
   const float norm = optimizer_->sum_gradients(observer);
   if (!std::isfinite(norm))
     throw DataCorrupted("step {}: the gradient's norm is {}; the parameters are unchanged", num_steps_ + 1, norm);
+  read_scalings();
   optimizer_->update(learning_rate, num_steps_ + 1, observer);
   ++num_steps_;
+  for (AmaxHistory& history : amax_histories_) {
+    std::shift_right(history.previous.begin(), history.previous.end(), 1);
+    history.previous.front() = history.seen;
+  }
+  set_scalings();
   parameters_->refresh_packed(trained_);
   return {loss, norm, balancing_ > 0 ? std::optional(balance) : std::nullopt};
 }
@@ -460,6 +566,7 @@ std::vector<std::pair<std::string, Tensor>> Trainer::optimizer_state() const {
   std::vector<std::pair<std::string, Tensor>> result;
   for (const std::string& name : optimizer_->state_names()) result.emplace_back(name, optimizer_->state(name));
   for (const std::string& name : rounded_) result.emplace_back("exact." + name, parameters_->to_host(name));
+  for (const AmaxHistory& history : amax_histories_) result.emplace_back(history.name, history_tensor(history));
   return result;
 }
 
@@ -472,10 +579,25 @@ std::vector<std::pair<std::string, Shape>> Trainer::optimizer_state_shapes() con
   };
   for (const char* kind : {"m.", "master.", "v."}) add(kind, &WholeParameter::trained);
   add("exact.", &WholeParameter::rounded);
+  for (const AmaxHistory& history : amax_histories_) result.emplace_back(history.name, Shape{options_.amax_history});
   return result;
 }
 
+const Trainer::AmaxHistory* Trainer::find_history(const std::string& name) const {
+  const auto found = std::find_if(amax_histories_.begin(), amax_histories_.end(),
+                                  [&](const AmaxHistory& history) { return history.name == name; });
+  return found == amax_histories_.end() ? nullptr : &*found;
+}
+
+Tensor Trainer::history_tensor(const AmaxHistory& history) const {
+  Tensor values = Tensor::on_host(DType::f32, {std::ssize(history.previous)});
+  std::copy(history.previous.begin(), history.previous.end(), values.view.as<float>());
+  return values;
+}
+
 Tensor Trainer::whole_optimizer_state(const std::string& name) const {
+  if (const AmaxHistory* history = find_history(name))
+    return is_first_rank(mesh_) ? history_tensor(*history) : Tensor();
   const std::string parameter = Optimizer::parameter_of(name);
   const WholeParameter& whole = whole_parameters_.at(parameter);
   Tensor own;
@@ -500,7 +622,14 @@ void Trainer::check_optimizer_state(const io::WeightSource& source) const {
 
 void Trainer::load_optimizer_state(const io::WeightSource& source, int64_t num_steps) {
   check_optimizer_state(source);
+  for (AmaxHistory& history : amax_histories_) {
+    const Tensor saved = source.get(history.name);
+    std::copy_n(saved.view.as<float>(), history.previous.size(), history.previous.begin());
+    source.release(history.name);
+  }
+  set_scalings();
   for (const auto& [name, shape] : optimizer_state_shapes()) {
+    if (find_history(name) != nullptr) continue;
     const std::string parameter = Optimizer::parameter_of(name);
     if (!is_here(whole_parameters_.at(parameter))) continue;
     const Tensor part = parameters_->part_of_whole(parameter, source.get(name));

@@ -17,6 +17,7 @@
 // One thread at a time may use a trainer.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -34,10 +35,15 @@ namespace eadem::train {
 
 struct TrainerOptions {
   DType weights = DType::f32;  // f32 or bf16
-  // The encoding to which the linear layers of attention and MLPs round their weights for each pass; null: none. Only
-  // fp8_e4m3_block128: rows of x and of dy are rounded to fp8_e4m3, too, and the gradient of a weight is that of
-  // plain values. Experts' weights are refused. The output layer's product is not rounded.
+  // The encoding to which the linear layers of attention and MLPs round their weights for each pass; null: none.
+  //   fp8_e4m3_block128   rows of x and of dy are rounded to fp8_e4m3, too; the gradient of a weight is that of plain
+  //                       values
+  //   fp8_e4m3_current,   x is rounded as the weight is and dy to e5m2, each with one scale, and all three products
+  //   fp8_e4m3_delayed    multiply 8-bit floats. Not on several ranks of tp; delayed not on several stages of pp
+  // Experts' weights are refused. The output layer's product is not rounded.
   const Encoding* products = nullptr;
+  // Delayed scaling: the scale of a tensor is that of its largest magnitude in so many steps before; 1 to 2^16.
+  int64_t amax_history = 16;
   int64_t batch_tokens = 4096;  // most tokens of one pass
   double beta1 = 0.9;
   double beta2 = 0.95;
@@ -52,7 +58,9 @@ struct TrainerOptions {
   std::optional<double> router_aux_loss_coef;
 };
 
-// TrainerOptions::products by name: "plain" or "fp8_block128". Throws InvalidArgument for another name.
+// Names of TrainerOptions::products: "plain" first, "fp8_block128", "fp8_tensor", "fp8_tensor_delayed".
+std::vector<std::string> product_names();
+// Throws InvalidArgument for another name.
 const Encoding* products_from_name(std::string_view name);
 
 struct StepResult {
@@ -116,8 +124,10 @@ class Trainer {
   void check(const Batch& batch) const;
 
   // Everything that a resumed run needs to continue bit for bit: "master.", "m.", "v." + parameter name, f32, and
-  // "exact." + the name of each parameter that a checkpoint's tensors give with a rounding (norms of 1 + w). This
-  // rank's parts over tp and ep, of its stage; all ranks of dp call it together.
+  // "exact." + the name of each parameter that a checkpoint's tensors give with a rounding (norms of 1 + w). With
+  // delayed scaling also "amax." + what is rounded ("LAYER.weight", "LAYER.x" or "LAYER.dy"), f32 [amax_history]: its
+  // largest magnitude in each of the last steps, newest first, 0 where there were none. This rank's parts over tp and
+  // ep, of its stage; all ranks of dp call it together.
   std::vector<std::pair<std::string, Tensor>> optimizer_state() const;
   // Of each of these tensors the name and the shape over all ranks, in the order of a checkpoint.
   std::vector<std::pair<std::string, Shape>> optimizer_state_shapes() const;
@@ -135,6 +145,21 @@ class Trainer {
   const pipeline::Program& training_program() const { return *training_[0]; }
 
  private:
+  // What is known of a tensor that is rounded with delayed scaling.
+  struct AmaxHistory {
+    std::string name;             // "amax." + what is rounded
+    std::vector<float> previous;  // newest first
+    float seen = 0;               // in this step, on any rank
+    float largest() const { return *std::max_element(previous.begin(), previous.end()); }
+  };
+
+  void make_amax_histories();
+  const AmaxHistory* find_history(const std::string& name) const;  // or null
+  Tensor history_tensor(const AmaxHistory& history) const;
+  // Gives the passes the magnitudes for their scales and forgets what they saw.
+  void set_scalings();
+  // Takes what the passes of a step saw, on all ranks of dp.
+  void read_scalings();
   // A parameter of the whole model, which may be another stage's.
   struct WholeParameter {
     Shape shape;
@@ -187,6 +212,8 @@ class Trainer {
   double balancing_ = 0;                     // coefficient of the load-balancing loss
   std::map<std::string, Tensor> gradients_;  // of trained_; on the device
   std::unique_ptr<Optimizer> optimizer_;
+  std::vector<AmaxHistory> amax_histories_;
+  Tensor scalings_;  // [histories, kScalingPitch] on the device: rows begin with what quantize knows as `scaling`
   int64_t num_steps_ = 0;
 };
 

@@ -231,7 +231,8 @@ TEST(DataParallelTraining, TwoRanksAreOneRankThatAccumulatesTwoPasses) {
 }
 
 // Where no token of the second batch stands in the first and none twice in its own, the embedding's sums have one term
-// or the same order as well: the whole step is one rank's to the bit, and so are all steps after it.
+// or the same order as well: the whole step is one rank's to the bit, and so are all steps after it. So are they with
+// products in 8-bit floats, whose delayed scales are those of what any rank saw.
 TEST(DataParallelTraining, StepsAreOneRanksToTheBitWhereNoTokenStandsInBothBatches) {
   const auto model = SmallModel{.bias = false}.make();
   for (const int ranks : {2, 3}) {
@@ -240,13 +241,18 @@ TEST(DataParallelTraining, StepsAreOneRanksToTheBitWhereNoTokenStandsInBothBatch
       Batch& pass = passes.emplace_back(make_batch(512, 3, 1 + rank));
       for (size_t i = 0; i < pass.token_ids.size(); ++i) pass.token_ids[i] = static_cast<int32_t>(i) * ranks + rank;
     }
-    const TrainedRank one = train_rank(*model, {}, passes, 3);
-    run_mesh({.dp = ranks}, [&](const Mesh& mesh) {
-      const TrainedRank own = train_rank(*model, mesh, {passes[static_cast<size_t>(mesh.rank(MeshAxis::dp))]}, 3);
-      EXPECT_EQ(own.losses, one.losses);
-      EXPECT_EQ(own.norms, one.norms);
-      for (const auto& [name, expected] : one.weights) EXPECT_TRUE(same_bits(own.weights.at(name), expected)) << name;
-    });
+    for (const char* products : {"plain", "fp8_tensor", "fp8_tensor_delayed"}) {
+      SCOPED_TRACE(fmt::format("{} ranks, products {}", ranks, products));
+      const Encoding* to = train::products_from_name(products);
+      const TrainedRank one = train_rank(*model, {}, passes, 3, 0, to);
+      run_mesh({.dp = ranks}, [&](const Mesh& mesh) {
+        const TrainedRank own =
+            train_rank(*model, mesh, {passes[static_cast<size_t>(mesh.rank(MeshAxis::dp))]}, 3, 0, to);
+        EXPECT_EQ(own.losses, one.losses);
+        EXPECT_EQ(own.norms, one.norms);
+        for (const auto& [name, expected] : one.weights) EXPECT_TRUE(same_bits(own.weights.at(name), expected)) << name;
+      });
+    }
   }
 }
 
@@ -416,11 +422,17 @@ TEST(ExpertParallelTraining, LossesAndEvaluationAreThoseOfOneRank) {
 
 TEST(DataParallelTraining, AMeshThatTheTrainerCannotUseIsRefused) {
   const auto model = SmallModel{}.make();
-  const auto refused = [&](const MeshShape& shape) {
-    return refusal(
-        [&] { run_mesh(shape, [&](const Mesh& mesh) { train_rank(*model, mesh, {make_batch(512, 1, 1)}, 1); }); });
+  const auto refused = [&](const MeshShape& shape, const char* products) {
+    return refusal([&] {
+      run_mesh(shape, [&](const Mesh& mesh) {
+        train_rank(*model, mesh, {make_batch(512, 1, 1)}, 1, 0, train::products_from_name(products));
+      });
+    });
   };
-  EXPECT_HAS(refused({.ep = 2}), "2 ranks to divide experts; the model has none");
+  EXPECT_HAS(refused({.ep = 2}, "plain"), "2 ranks to divide experts; the model has none");
+  EXPECT_HAS(refused({.tp = 2}, "fp8_tensor"), "fp8_e4m3_current have one scale for each tensor, which 2 ranks of tp");
+  EXPECT_HAS(refused({.pp = 2}, "fp8_tensor_delayed"), "remember earlier steps, which 2 stages of pp do not share");
+  EXPECT_EQ(refused({.pp = 2}, "fp8_tensor"), "");
   const auto experts = models::model_from_config(golden("qwen3_moe") + "/config.json");
   EXPECT_HAS(refusal([&] {
                run_mesh({.ep = 2}, [&](const Mesh& mesh) {

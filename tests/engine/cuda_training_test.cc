@@ -143,17 +143,40 @@ TEST_F(CudaFp8Training, EvaluatesWithTheBitsOfTheTrainingPass) {
   EXPECT_EQ(kernels["cuda_blocks"], 2 * 7);
 }
 
+// Also with one scale for each tensor, where a step, too, leaves scales for the next.
+TEST_F(CudaFp8Training, WithOneScaleEvaluatesWithTheBitsOfTheTrainingPass) {
+  const BlockModel block;
+  for (const char* products : {"fp8_tensor", "fp8_tensor_delayed"}) {
+    SCOPED_TRACE(products);
+    train::Trainer trainer = block.trainer("cuda", products);
+    for (int step = 0; step < 2; ++step) {
+      const double loss = trainer.evaluate(block.batch).first;
+      const std::vector<float> evaluated = trainer.last_token_losses();
+      EXPECT_EQ(trainer.step(std::span(&block.batch, 1), 1e-3).loss, loss);
+      expect_same_bits(trainer.last_token_losses(), evaluated, "losses of tokens");
+    }
+    std::map<std::string, int> kernels;
+    for (const pipeline::KernelChoice& choice : trainer.training_program().choices())
+      if (choice.kernel != nullptr) ++kernels[std::string(choice.kernel->name)];
+    EXPECT_EQ(kernels["cuda_fp8_tensor"], 2 * 7 * 3) << "forward, dx and dw of two layers of seven products";
+    EXPECT_EQ(kernels["cuda_tensor"], 2 * (7 + 4 + 7)) << "weights, x and dy";
+  }
+}
+
 TEST_F(CudaFp8Training, RepeatsItselfAndLearnsAsOnTheCpu) {
   constexpr int kSteps = 20;
   const BlockModel block;
-  const Progress exact = block.run("cpu", "fp8_block128", kSteps), run = block.run("cuda", "fp8_block128", kSteps),
-                 again = block.run("cuda", "fp8_block128", kSteps);
-  expect_same_bits(run.losses, again.losses, "losses");
-  expect_same_bits(run.norms, again.norms, "norms");
-  EXPECT_LT(run.losses.back(), 0.8f * run.losses.front());
-  // Both devices round operands to 8 bits alike; on the GPU activations are rounded to bf16 besides.
-  for (size_t i = 0; i < exact.losses.size(); ++i)
-    EXPECT_NEAR(run.losses[i], exact.losses[i], 0.03 * static_cast<double>(exact.losses[i])) << "step " << i;
+  for (const char* products : {"fp8_block128", "fp8_tensor", "fp8_tensor_delayed"}) {
+    SCOPED_TRACE(products);
+    const Progress exact = block.run("cpu", products, kSteps), run = block.run("cuda", products, kSteps),
+                   again = block.run("cuda", products, kSteps);
+    expect_same_bits(run.losses, again.losses, "losses");
+    expect_same_bits(run.norms, again.norms, "norms");
+    EXPECT_LT(run.losses.back(), 0.8f * run.losses.front());
+    // Both devices round operands to 8 bits alike; on the GPU activations are rounded to bf16 besides.
+    for (size_t i = 0; i < exact.losses.size(); ++i)
+      EXPECT_NEAR(run.losses[i], exact.losses[i], 0.03 * static_cast<double>(exact.losses[i])) << "step " << i;
+  }
 }
 
 }  // namespace

@@ -33,10 +33,22 @@ def test_products_in_8_bit_floats():
     # The bound of tests/train/fp8_test.cc: a twentieth of what the rounding moves.
     plain = json.loads((GOLDEN / "llama" / "train.json").read_text())["f64"]["loss"][0]
     assert abs(loss - golden["loss_f64"]) < abs(plain - golden["loss_f64"]) / 20
-    with pytest.raises(eadem.InvalidArgument, match="products is 'fp8'; expected plain or fp8_block128"):
+    with pytest.raises(eadem.InvalidArgument, match="products is 'fp8'; expected one of plain, fp8_block128, fp8_tensor"):
         eadem.Trainer(GOLDEN / "llama", products="fp8")
     with pytest.raises(eadem.Unsupported, match="experts.*fp8_e4m3_block128"):
         eadem.Trainer(GOLDEN / "qwen3_moe", products="fp8_block128")
+
+
+@pytest.mark.parametrize("products", ["fp8_tensor", "fp8_tensor_delayed"])
+def test_products_in_8_bit_floats_with_one_scale(products):
+    tokens = load_safetensors(GOLDEN / "llama" / "train.safetensors")["tokens"][0]
+    golden = json.loads((GOLDEN / "llama" / "fp8_tensor.json").read_text())["losses_f64"][0]
+    trainer = eadem.Trainer(GOLDEN / "llama", products=products, amax_history=4, batch_tokens=256)
+    loss, _ = trainer.step(tokens, learning_rate=1e-3)
+    plain = json.loads((GOLDEN / "llama" / "train.json").read_text())["f64"]["loss"][0]
+    assert abs(loss - golden) < abs(plain - golden) / 20
+    with pytest.raises(eadem.InvalidArgument, match="amax_history is 0; expected 1 to"):
+        eadem.Trainer(GOLDEN / "llama", products=products, amax_history=0)
 
 
 def test_a_trained_model_serves_the_same_loss():

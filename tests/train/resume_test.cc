@@ -58,6 +58,19 @@ TEST_F(Resume, WhatChangesNothingMayChange) {
   EXPECT_EQ(model_hash(changed), model_hash(whole));
 }
 
+TEST_F(Resume, DelayedScalesGoOn) {
+  const char* products = "products = \"fp8_tensor_delayed\"\namax_history = 4";
+  const Recipe interrupted = recipe("out", "bf16", products), whole = recipe("whole", "bf16", products);
+  run_until(interrupted, 3);
+  EXPECT_EQ(first_step_of_rest(interrupted), 4);
+  run(whole, options());
+  EXPECT_EQ(model_hash(interrupted), model_hash(whole));
+  run_until(recipe("other", "bf16", products), 3);
+  const std::string message =
+      refusal([&] { run(recipe("other", "bf16", "products = \"fp8_tensor_delayed\""), options()); });
+  EXPECT_TRUE(contains(message, "training.amax_history is 4 in the checkpoint and 16")) << message;
+}
+
 TEST_F(Resume, ValuesThatDifferAreNamedWithBothValues) {
   run_until(recipe("out", "f32"), 3);
   const auto refused = [&](const Recipe& r, const std::vector<std::string>& parts) {

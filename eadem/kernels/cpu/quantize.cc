@@ -3,9 +3,14 @@
 // quantize:
 //   cpu_rows      to the rows that products on the CPU read
 //   cpu_encoding  to 8-bit floats, by the encoding itself
+//   cpu_tensor    to 8-bit floats with one scale, current or delayed
 #include "eadem/kernels/quantize.h"
 
+#include <cmath>
+#include <limits>
+
 #include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/row_rounder.h"
@@ -46,6 +51,46 @@ PlanPtr prepare_encoding(const KernelRequest& r, Context&) {
   });
 }
 
+Verdict can_encode_tensor(const KernelRequest& r) {
+  const Encoding* to = r.attrs.get<QuantizeAttrs>().to;
+  return Requirements(r)
+      .one_of("x", r.inputs[0], kStorageDTypes)
+      .require(Fp8TensorEncoding::of(to) != nullptr,
+               fmt::format("rounds to 8-bit floats with one scale; {} is wanted", to->name()))
+      .verdict();
+}
+
+// The largest magnitude of x, NaN if a value is not finite.
+float largest_magnitude(CpuDevice& device, const TensorView& x) {
+  constexpr int64_t kRows = 64;
+  std::vector<float> most(static_cast<size_t>(ceil_div(x.shape[0], kRows)), 0.0f);
+  device.pool().parallel_for(std::ssize(most), [&](int64_t part, int) {
+    most[static_cast<size_t>(part)] =
+        Fp8TensorEncoding::largest_magnitude(x, part * kRows, std::min(x.shape[0], (part + 1) * kRows));
+  });
+  float result = 0.0f;
+  for (const float value : most)
+    result = std::isfinite(value) && std::isfinite(result) ? std::max(result, value)
+                                                           : std::numeric_limits<float>::quiet_NaN();
+  return result;
+}
+
+PlanPtr prepare_tensor(const KernelRequest& r, Context&) {
+  return make_plan([&to = *Fp8TensorEncoding::of(r.attrs.get<QuantizeAttrs>().to),
+                    records = r.pass == Pass::forward](const KernelCall& call) {
+    const TensorView &x = call.inputs[0], &y = call.outputs[0];
+    float* scaling = to.is_delayed() ? elements<float>(call.inputs[1]) : nullptr;
+    const float seen = largest_magnitude(cpu_device(call), x);
+    const float scale = to.scale_of(scaling != nullptr && scaling[0] > 0.0f ? scaling[0] : seen);
+    if (scaling != nullptr && records && !(seen <= scaling[1])) scaling[1] = seen;
+    Fp8TensorEncoding::set_scale(y, scale);
+    cpu_device(call).pool().parallel_ranges(
+        x.shape[0], 1, [&](int64_t begin, int64_t end) { to.encode_rows(y, x, scale, begin, end); });
+  });
+}
+
+constexpr Kernel kTensorForward{"cpu_tensor", Pass::forward, can_encode_tensor, prepare_tensor};
+constexpr Kernel kTensorInference{"cpu_tensor", Pass::inference, can_encode_tensor, prepare_tensor};
 constexpr Kernel kEncodeForward{"cpu_encoding", Pass::forward, can_encode, prepare_encoding};
 constexpr Kernel kEncodeInference{"cpu_encoding", Pass::inference, can_encode, prepare_encoding};
 constexpr Kernel kQuantizeForward{"cpu_rows", Pass::forward, can_quantize, prepare_quantize};
@@ -53,6 +98,9 @@ constexpr Kernel kQuantizeInference{"cpu_rows", Pass::inference, can_quantize, p
 
 }  // namespace
 
-KernelList quantize_kernels() { return {&kQuantizeForward, &kQuantizeInference, &kEncodeForward, &kEncodeInference}; }
+KernelList quantize_kernels() {
+  return {&kQuantizeForward, &kQuantizeInference, &kEncodeForward,
+          &kEncodeInference, &kTensorForward,     &kTensorInference};
+}
 
 }  // namespace eadem::kernels::cpu

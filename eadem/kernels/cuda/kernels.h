@@ -12,6 +12,7 @@ KernelList linear_kernels();
 KernelList linear_backward_kernels();      // linear_kernels has them
 KernelList linear_fp8_backward_kernels();  // likewise
 KernelList linear_decoded_kernels();       // likewise
+KernelList linear_fp8_tensor_kernels();    // likewise
 KernelList cross_entropy_kernels();
 KernelList linear_cross_entropy_kernels();
 KernelList grad_norm_kernels();

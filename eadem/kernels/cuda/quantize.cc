@@ -4,12 +4,15 @@
 //   cuda_rows    rows of activations to RowEncoding::fp8_e4m3
 //   cuda_chunks  rows of activations to Int8Chunks, for K-quants
 //   cuda_blocks  weights to Fp8Encoding's e4m3 with scales for blocks of 128 x 128
+//   cuda_tensor  rows and weights to Fp8TensorEncoding, current or delayed
 #include "eadem/kernels/quantize.h"
 
 #include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/linear/fp8_tensor.h"
 #include "eadem/kernels/cuda/linear/int8_chunks.h"
 #include "eadem/kernels/cuda/support.h"
 
@@ -51,6 +54,39 @@ void run_quantize_chunks(const KernelCall& call) {
                                          stream_of(call)));
 }
 
+Verdict can_quantize_tensor(const KernelRequest& request) {
+  const Encoding* to = request.attrs.get<QuantizeAttrs>().to;
+  return Requirements(request, {}, {0})
+      .dtype("x", request.inputs[0], kActivationDTypes)
+      .require(Fp8TensorEncoding::of(to) != nullptr,
+               fmt::format("rounds to 8-bit floats with one scale; {} is wanted", to->name()))
+      .require(request.inputs[0].fixed(1) % Fp8TensorEncoding::kRowMultiple == 0,
+               fmt::format("rows have to be a multiple of {}", Fp8TensorEncoding::kRowMultiple))
+      .verdict({.reason = "a block of threads for each 128 x 128 values"});
+}
+
+// A forward pass leaves what the backward pass reads: the transposed codes, and what it saw.
+PlanPtr prepare_quantize_tensor(const KernelRequest& request, Context&) {
+  return make_plan(
+      [&to = *Fp8TensorEncoding::of(request.attrs.get<QuantizeAttrs>().to),
+       is_forward = request.pass == Pass::forward](const KernelCall& call) {
+        const TensorView &x = call.inputs[0], &y = call.outputs[0];
+        EADEM_CUDA_CALL(launch_quantize_tensor({.x = elements(x),
+                                                .codes = static_cast<uint8_t*>(y.plane(0)),
+                                                .transposed = is_forward ? static_cast<uint8_t*>(y.plane(1)) : nullptr,
+                                                .scale = static_cast<float*>(y.plane(2)),
+                                                .scaling = to.is_delayed() ? elements<float>(call.inputs[1]) : nullptr,
+                                                .records = is_forward && to.is_delayed(),
+                                                .parts = static_cast<uint32_t*>(call.scratch.data),
+                                                .rows = x.shape[0],
+                                                .columns = x.shape[1],
+                                                .dtype = x.dtype,
+                                                .kind = to.kind()},
+                                               stream_of(call)));
+      },
+      kTensorParts * static_cast<int64_t>(sizeof(uint32_t)));
+}
+
 template <typename Params, cudaError_t (*kLaunch)(const Params& params, cudaStream_t stream)>
 void run_quantize(const KernelCall& call) {
   const TensorView &x = call.inputs[0], &y = call.outputs[0];
@@ -79,12 +115,20 @@ constexpr Kernel kQuantizeChunks{.name = "cuda_chunks",
                                  .prepare = prepare_nothing<run_quantize_chunks>,
                                  .alignment_bytes = 32};
 
+constexpr Kernel kQuantizeTensor{.name = "cuda_tensor",
+                                 .pass = Pass::inference,
+                                 .can_handle = can_quantize_tensor,
+                                 .prepare = prepare_quantize_tensor,
+                                 .alignment_bytes = 32};
+
+constexpr Kernel kQuantizeTensorForward = in_forward(kQuantizeTensor);
 constexpr Kernel kQuantizeForward = in_forward(kQuantize), kQuantizeBlocksForward = in_forward(kQuantizeBlocks);
 
 }  // namespace
 
 KernelList quantize_kernels() {
-  return {&kQuantize, &kQuantizeForward, &kQuantizeBlocks, &kQuantizeBlocksForward, &kQuantizeChunks};
+  return {&kQuantize,       &kQuantizeForward, &kQuantizeBlocks,       &kQuantizeBlocksForward,
+          &kQuantizeChunks, &kQuantizeTensor,  &kQuantizeTensorForward};
 }
 
 }  // namespace eadem::kernels::cuda

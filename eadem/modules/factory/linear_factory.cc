@@ -77,8 +77,12 @@ ValueId rounded_weight(BuildContext& context, const LinearRequest& request, Valu
     if (const std::string refusal = refusal_of(floats->format(), part_of_rank(context, request)); !refusal.empty())
       throw Unsupported("linear {}: weights are rounded to {}: {}", context.graph.scoped_name(request.name), to->name(),
                         refusal);
+  std::vector<ValueId> inputs = {weight};
+  if (ops::Quantize::has_scaling(to))
+    inputs.push_back(context.graph.add_state(ops::Quantize::scaling_name(context.graph.value(weight).name),
+                                             ops::Quantize::scaling_type()));
   const Graph::Scope scope(context.graph, request.name);
-  return context.graph.add1(std::make_shared<ops::Quantize>(kernels::QuantizeAttrs{to}), {weight});
+  return context.graph.add(std::make_shared<ops::Quantize>(kernels::QuantizeAttrs{to}), std::move(inputs))[0];
 }
 
 void refuse_rounding(const BuildContext& context, const LinearRequest& request) {

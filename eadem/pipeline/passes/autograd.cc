@@ -71,6 +71,8 @@ class Differentiator {
   static bool is_recv(const Node& node) { return dynamic_cast<const ops::Recv*>(node.op.get()) != nullptr; }
 
   void make_forward(Node& node) {
+    // Also of a frozen weight, whose rounded values a backward pass reads.
+    if (dynamic_cast<const ops::Quantize*>(node.op.get()) != nullptr) node.pass = Pass::forward;
     if (!needs_backward(node) || is_recv(node)) return;
     if (!node.op->has_backward() && !node.op->passes_gradient_through())
       throw Unsupported("{} has no backward pass, so it cannot be trained through", describe(node));
@@ -126,12 +128,11 @@ class Differentiator {
     const std::vector<ops::Port> in_ports = node.op->inputs();
     const std::vector<TensorType> types = node.op->backward_output_types(graph_.types_of(node.inputs));
     std::vector<std::pair<ValueId, ValueId>> made;  // forward input, its gradient
-    std::vector<bool> of_parameter;                 // each output of the backward pass
     const std::vector<int> outputs = node.op->gradient_outputs();
     for (size_t k = 0; k < outputs.size(); ++k) {
       const auto port_index = static_cast<size_t>(outputs[k]);
-      of_parameter.push_back(in_ports[port_index].role == ops::Port::Role::parameter);
-      const ValueId input = of_parameter[k] ? before_rounding(node.inputs[port_index]) : node.inputs[port_index];
+      const bool of_parameter = in_ports[port_index].role == ops::Port::Role::parameter;
+      const ValueId input = of_parameter ? before_rounding(node.inputs[port_index]) : node.inputs[port_index];
       std::vector<ValueId> receivers;  // of this gradient
       for (int port : differentiable)
         if (node.op->shares_gradient_with(port) == outputs[k])
@@ -155,19 +156,19 @@ class Differentiator {
         for (ValueId receiver : receivers) made.emplace_back(receiver, dx);
       }
     }
-    push_backward(std::move(backward), of_parameter, node.op->has_gradients_apart(graph_.types_of(node.inputs)));
+    push_backward(backward, node.op->gradient_nodes(graph_.types_of(node.inputs)));
     for (const auto& [input, dx] : made) accumulate(input, dx, node.scope, node.layer);
   }
 
-  // One node, or one for the gradients of activations and one for those of parameters.
-  void push_backward(Node backward, const std::vector<bool>& of_parameter, bool apart) {
-    for (const bool parameters : {false, true}) {
+  // One node, or several (Op::gradient_nodes).
+  void push_backward(const Node& backward, const std::vector<int>& nodes) {
+    const int last = nodes.empty() ? 0 : *std::max_element(nodes.begin(), nodes.end());
+    for (int n = 0; n <= last; ++n) {
       Node part = backward;
-      for (size_t k = 0; apart && k < of_parameter.size(); ++k)
-        if (of_parameter[k] != parameters) part.outputs[k] = kNoValue;
+      for (size_t k = 0; k < nodes.size(); ++k)
+        if (nodes[k] != n) part.outputs[k] = kNoValue;
       if (std::any_of(part.outputs.begin(), part.outputs.end(), [](ValueId id) { return id != kNoValue; }))
         graph_.nodes().push_back(std::move(part));
-      if (!apart) return;
     }
   }
 

@@ -56,9 +56,19 @@ std::vector<const Encoding*> wanted_encodings(const Graph& graph, const Node& no
   return wanted;
 }
 
+// The name of an input port in the pass of a node.
+std::string_view port_name(const Node& node, size_t port) {
+  if (node.pass != Pass::backward) return node.op->inputs()[port].name;
+  const std::vector<ops::Saved> saved = node.op->saved();
+  if (port < saved.size() && saved[port].kind == ops::Saved::Kind::input)
+    return node.op->inputs()[static_cast<size_t>(saved[port].index)].name;
+  return port < saved.size() ? "saved" : "dy";
+}
+
 }  // namespace
 
-void insert_quantize(Graph& graph, const Device& device, const SymbolValues& bounds, size_t& forward_end) {
+void insert_quantize(Graph& graph, const Device& device, const SymbolValues& bounds, bool training,
+                     size_t& forward_end) {
   std::vector<Node> old_nodes = std::move(graph.nodes());
   graph.nodes().clear();
   std::map<std::pair<ValueId, const Encoding*>, ValueId> rounded;
@@ -73,10 +83,16 @@ void insert_quantize(Graph& graph, const Device& device, const SymbolValues& bou
       auto [found, inserted] = rounded.try_emplace({id, wanted[port]}, kNoValue);
       if (inserted) {
         found->second = graph.new_activation(graph.value(id).name + "." + std::string(wanted[port]->name()));
+        std::vector<ValueId> inputs = {id}, outputs = {found->second};
+        if (ops::Quantize::has_scaling(wanted[port])) {
+          const std::string name = ops::Quantize::scaling_name(fmt::format("{}.{}", node.scope, port_name(node, port)));
+          inputs.push_back(graph.add_state(name, ops::Quantize::scaling_type()));
+          outputs.push_back(graph.new_activation(name + ".seen"));
+        }
         graph.nodes().push_back({.op = std::make_shared<ops::Quantize>(kernels::QuantizeAttrs{wanted[port]}),
-                                 .pass = node.pass == Pass::inference ? Pass::inference : Pass::forward,
-                                 .inputs = {id},
-                                 .outputs = {found->second},
+                                 .pass = training ? Pass::forward : Pass::inference,
+                                 .inputs = std::move(inputs),
+                                 .outputs = std::move(outputs),
                                  .scope = scopes.contains(id) ? scopes[id] : node.scope,
                                  .layer = node.layer});
         infer_node_types(graph, graph.nodes().back());

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes llama/fp8.json and llama/fp8.safetensors: the first step of llama's train.safetensors with the linear layers
-multiplying 8-bit floats, as PyTorch computes it.
+"""Writes llama/fp8.json, fp8_tensor.json, fp8_delayed.json and files of tensors beside them: steps on llama's
+train.safetensors with the linear layers multiplying 8-bit floats, as PyTorch computes them. The LM head multiplies as
+it is.
 
-A row r of x becomes s e4m3(r / s) with s = max |r| / 448, where below 2^-6 there is only 0 (up to 2^-7) and 2^-6; so do
+fp8, blocks. A row r of x becomes s e4m3(r / s) with s = max |r| / 448, where below 2^-6 there is only 0 (up to 2^-7) and 2^-6; so do
 rows of dy, for dx. A block of 128 x 128 of a weight becomes s e4m3(block / s) with its own s, subnormals included. The
-gradient of a weight is dy^T x of what was not rounded. The LM head multiplies as it is.
+gradient of a weight is dy^T x of what was not rounded.
+
+fp8_tensor. A tensor t becomes s f(t / s) with s = max |t| / the largest of the format, subnormals included: x and
+weights in e4m3, dy in e5m2. All three products multiply such values.
+
+fp8_delayed. Likewise, but s is that of the largest max |t| of the last HISTORY steps, and what is larger becomes the
+largest. Without earlier steps s is that of t. Parameters stay as they are; every step has another batch.
 
     python make_fp8_goldens.py
 
@@ -19,6 +26,9 @@ from transformers import AutoModelForCausalLM
 
 FOLDER = Path(__file__).parent / "llama"
 LARGEST, BLOCK = 448.0, 128
+E4M3, E5M2 = (torch.float8_e4m3fn, 448.0), (torch.float8_e5m2, 57344.0)
+HISTORY, STEPS = 2, 4
+WATCHED = "model.layers.1.mlp.up_proj"
 SAVED = ("model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight",
          "model.layers.1.mlp.gate_proj.weight")
 
@@ -64,20 +74,94 @@ class Product(torch.autograd.Function):
         return rounded_rows(dy) @ rounded, dy.flatten(0, -2).T @ x.flatten(0, -2)
 
 
-def first_step(dtype):
+class TensorProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x, weight, round_x, round_weight, round_dy):
+        context.round_dy = round_dy
+        rounded_x, rounded = round_x(x), round_weight(weight)
+        context.save_for_backward(rounded_x, rounded)
+        return rounded_x @ rounded.T
+
+    @staticmethod
+    def backward(context, dy):
+        x, weight = context.saved_tensors
+        dy = context.round_dy(dy)
+        return dy @ weight, dy.flatten(0, -2).T @ x.flatten(0, -2), None, None, None
+
+
+class Rounding:
+    """Rounds a tensor in every step."""
+
+    def __init__(self, format, delayed):
+        self.dtype, self.largest = format
+        self.delayed, self.earlier, self.seen = delayed, [], []
+
+    def __call__(self, tensor):
+        values = tensor.detach().to(torch.float32)
+        own = values.abs().max()
+        most = max(self.earlier[-HISTORY:], default=torch.zeros(()))
+        scale = (most if self.delayed and most > 0 else own) / self.largest
+        self.seen.append(own)
+        quotient = (values / scale).clamp(-self.largest, self.largest)
+        return (scale * quotient.to(self.dtype).to(torch.float32)).to(tensor.dtype)
+
+    def end_step(self):
+        self.earlier.append(max(self.seen))
+        self.seen = []
+
+
+def load(dtype):
     model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=dtype, attn_implementation="eager")
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and name != "lm_head":
-            module.forward = lambda x, module=module: Product.apply(x, module.weight)
-    tokens = load_file(FOLDER / "train.safetensors")["tokens"][0].long()
+    layers = {name: module for name, module in model.named_modules()
+              if isinstance(module, torch.nn.Linear) and name != "lm_head"}
+    return model, layers
+
+
+def run(model, step):
+    tokens = load_file(FOLDER / "train.safetensors")["tokens"][step].long()
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    model.zero_grad()
     loss.backward()
-    return loss.item(), dict(model.named_parameters())
+    return loss.item()
 
 
-loss32, _ = first_step(torch.float32)
-loss64, parameters = first_step(torch.float64)
-(FOLDER / "fp8.json").write_text(json.dumps({"loss_f32": loss32, "loss_f64": loss64}, indent=1) + "\n")
-save_file({name: parameters[name].grad.to(torch.float32).contiguous() for name in SAVED}, FOLDER / "fp8.safetensors")
-print(f"loss {loss32} in f32, {loss64} in f64")
+def save(name, numbers, model):
+    (FOLDER / f"{name}.json").write_text(json.dumps(numbers, indent=1) + "\n")
+    parameters = dict(model.named_parameters())
+    save_file({of: parameters[of].grad.to(torch.float32).contiguous() for of in SAVED},
+              FOLDER / f"{name}.safetensors")
+    print(name, numbers)
+
+
+def in_blocks():
+    losses = {}
+    for key, dtype in (("loss_f32", torch.float32), ("loss_f64", torch.float64)):
+        model, layers = load(dtype)
+        for module in layers.values():
+            module.forward = lambda x, module=module: Product.apply(x, module.weight)
+        losses[key] = run(model, 0)
+    save("fp8", losses, model)
+
+
+def in_tensors(name, delayed, steps):
+    numbers = {}
+    for key, dtype in (("losses_f32", torch.float32), ("losses_f64", torch.float64)):
+        model, layers = load(dtype)
+        roundings = {of: [Rounding(format, delayed) for format in (E4M3, E4M3, E5M2)] for of in layers}
+        for of, module in layers.items():
+            module.forward = lambda x, module=module, of=of: TensorProduct.apply(x, module.weight, *roundings[of])
+        numbers[key] = []
+        for step in range(steps):
+            numbers[key].append(run(model, step))
+            for rounding in sum(roundings.values(), []):
+                rounding.end_step()
+    if delayed:
+        for port, rounding in zip(("x", "weight", "dy"), roundings[WATCHED]):
+            numbers[f"{WATCHED}.{port}"] = [most.item() for most in rounding.earlier]
+    save(name, numbers, model)
+
+
+in_blocks()
+in_tensors("fp8_tensor", False, 1)
+in_tensors("fp8_delayed", True, STEPS)

@@ -10,10 +10,12 @@
 
 #include <algorithm>
 
+#include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/linear/bf16_tile_rows.h"
 #include "eadem/kernels/cpu/linear/fp8_panels.h"
 #include "eadem/kernels/cpu/linear/fp8_rounded.h"
+#include "eadem/kernels/cpu/linear/fp8_tensor.h"
 #include "eadem/kernels/cpu/linear/group_panels.h"
 #include "eadem/kernels/cpu/linear/matmul.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
@@ -343,6 +345,9 @@ const Encoding* pack_weight_transposed(const KernelRequest& r, int input) {
 Verdict can_linear_backward(const KernelRequest& r) {
   Requirements requirements(r);
   requirements.f32("x", r.inputs[kSavedX]);
+  requirements.require(
+      is_unconnected(r.outputs[kDweight]) || Fp8TensorEncoding::of(r.inputs[kSavedWeight].encoding) == nullptr,
+      "the gradient of a weight with one scale multiplies 8-bit floats");
   if (!is_unconnected(r.outputs[kDx]))
     requirements.packed("weight", r.inputs[kSavedWeight], kStorageDTypes, pack_weight_transposed(r, kSavedWeight));
   return requirements.f32("dy", r.inputs[kDy])
@@ -426,8 +431,8 @@ constexpr Kernel kBackward{"cpu_packed_panels", Pass::backward, can_linear_backw
 KernelList linear_kernels() {
   KernelList kernels = {&kForward,        &kBackward,         &kInference,  &kQuantizedForward, &kQuantizedInference,
                         &kDecodedForward, &kDecodedInference, &kFp8Forward, &kFp8Inference};
-  const KernelList rounded = fp8_rounded_kernels();
-  kernels.insert(kernels.end(), rounded.begin(), rounded.end());
+  for (const KernelList& rounded : {fp8_rounded_kernels(), fp8_tensor_kernels()})
+    kernels.insert(kernels.end(), rounded.begin(), rounded.end());
   return kernels;
 }
 KernelList linear_add_kernels() { return {&kInference, &kQuantizedInference, &kDecodedInference, &kFp8Inference}; }

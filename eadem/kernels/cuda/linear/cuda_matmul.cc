@@ -37,10 +37,32 @@ MatrixLayout make_layout(cudaDataType_t type, int64_t rows, int64_t cols) {  // 
   return MatrixLayout(layout);
 }
 
+// Of a dense matrix.
+void set_height(const MatrixLayout& layout, int64_t rows) {
+  const uint64_t value = static_cast<uint64_t>(rows);
+  EADEM_CUBLAS_CALL(
+      cublas_lt().MatrixLayoutSetAttribute(layout.get(), CUBLASLT_MATRIX_LAYOUT_ROWS, &value, sizeof(value)));
+  EADEM_CUBLAS_CALL(cublas_lt().MatrixLayoutSetAttribute(layout.get(), CUBLASLT_MATRIX_LAYOUT_LD, &rows, sizeof(rows)));
+}
+
 void set_columns(const MatrixLayout& layout, int64_t columns) {
   const uint64_t value = static_cast<uint64_t>(columns);
   EADEM_CUBLAS_CALL(
       cublas_lt().MatrixLayoutSetAttribute(layout.get(), CUBLASLT_MATRIX_LAYOUT_COLS, &value, sizeof(value)));
+}
+
+// 8-bit operands come with the terms of a sum beside each other.
+bool is_transposed_gradient(const CudaMatmulProblem& problem) {
+  return problem.form == MatmulForm::weight_gradient && problem.e4m3;
+}
+
+std::string_view operands_name(const CudaMatmulProblem& problem) {
+  return problem.e4m3 ? "8-bit floats" : dtype_name(problem.operands);
+}
+
+// Whether one algorithm has to take every number of rows.
+bool needs_one_algorithm(const CudaMatmulProblem& problem) {
+  return problem.form == MatmulForm::product && !problem.one_scale;
 }
 
 // The width of a row of y.
@@ -74,7 +96,8 @@ void set_scales(const MatmulDesc& desc, const void* weight_scales, const void* x
 }  // namespace
 
 // cuBLASLt is column-major. In its terms `weight` is [in, out], `x` is [in, rows] and y^T = weight^T x is [out, rows];
-// the gradients are y^T = weight x, [in, rows], and y^T += weight x^T, [in, out].
+// the gradients are y^T = weight x, [in, rows], and y^T += weight x^T, [in, out]; from transposed operands that is
+// y^T += weight^T x with weight [rows, in] and x [rows, out].
 struct CudaMatmul::Plan {
   CudaMatmulProblem problem;
   int64_t rows = 0;  // upper end of the range of rows; 0: any number
@@ -112,18 +135,20 @@ CudaMatmul::Plan& CudaMatmul::plan_for(const CudaMatmulProblem& problem, int64_t
   plan->rows = rows;
   const bool is_product = problem.form == MatmulForm::product;
   const bool is_weight_gradient = problem.form == MatmulForm::weight_gradient;
+  const bool is_transposed = is_transposed_gradient(problem);
   // CUBLAS_COMPUTE_32F never rounds f32 operands to TF32.
   cublasLtMatmulDesc_t desc = nullptr;
   EADEM_CUBLAS_CALL(cublas_lt().MatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   plan->desc.reset(desc);
-  set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSA, is_product ? CUBLAS_OP_T : CUBLAS_OP_N);
-  set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, is_weight_gradient ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSA, is_product || is_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, is_weight_gradient && !is_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (problem.bias) {
     set(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(problem.result));
   }
+  if (problem.one_scale) set_scales(plan->desc, workspace_.data(), workspace_.data());  // the search wants some
 #if CUBLAS_VERSION >= 120900
-  if (problem.e4m3) {
+  if (problem.e4m3 && !problem.one_scale) {
     // A scale for each row. Never "fast" sums, which keep fewer bits.
     constexpr auto kRowScales = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
     set(plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, kRowScales);
@@ -132,14 +157,25 @@ CudaMatmul::Plan& CudaMatmul::plan_for(const CudaMatmulProblem& problem, int64_t
   }
 #endif
   const cudaDataType_t operands = problem.e4m3 ? CUDA_R_8F_E4M3 : cuda_type(problem.operands);
-  plan->weight = make_layout(operands, problem.in, is_weight_gradient ? kHeuristicRows : problem.out);
-  plan->x = make_layout(operands, is_product ? problem.in : problem.out, kHeuristicRows);
+  const cudaDataType_t x_type = problem.x_is_e5m2 ? CUDA_R_8F_E5M2 : operands;
+  if (is_transposed) {
+    plan->weight = make_layout(operands, kHeuristicRows, problem.in);
+    plan->x = make_layout(x_type, kHeuristicRows, problem.out);
+  } else {
+    plan->weight = make_layout(operands, problem.in, is_weight_gradient ? kHeuristicRows : problem.out);
+    plan->x = make_layout(x_type, is_product ? problem.in : problem.out, kHeuristicRows);
+  }
   plan->y = make_layout(cuda_type(problem.result), y_width(problem), is_weight_gradient ? problem.out : kHeuristicRows);
   plans_.push_back(std::move(plan));
   return *plans_.back();
 }
 
 void CudaMatmul::set_rows(const Plan& plan, int64_t rows) {
+  if (is_transposed_gradient(plan.problem)) {
+    set_height(plan.x, rows);
+    set_height(plan.weight, rows);
+    return;
+  }
   set_columns(plan.x, rows);
   set_columns(plan.problem.form == MatmulForm::weight_gradient ? plan.weight : plan.y, rows);
 }
@@ -147,7 +183,7 @@ void CudaMatmul::set_rows(const Plan& plan, int64_t rows) {
 // Lists the library's algorithms for `rows` rows, best first. Split-K and other reductions across blocks are left out,
 // because their order of additions would depend on the number of rows or on scheduling.
 std::vector<cublasLtMatmulAlgo_t> CudaMatmul::algorithms(Plan& plan, int64_t rows) {
-  if (plan.problem.e4m3 && CUBLAS_VERSION < 120900) return {};  // it has no scales for rows
+  if (plan.problem.e4m3 && !plan.problem.one_scale && CUBLAS_VERSION < 120900) return {};  // it has no scales for rows
   cublasLtMatmulPreference_t created = nullptr;
   EADEM_CUBLAS_CALL(cublas_lt().MatmulPreferenceCreate(&created));
   const Preference preference(created);
@@ -195,16 +231,17 @@ const CudaMatmul::Plan& CudaMatmul::plan(const CudaMatmulProblem& problem, int64
   const std::vector<cublasLtMatmulAlgo_t> offered = algorithms(plan, rows);
   const auto found = std::find_if(offered.begin(), offered.end(), [&](const cublasLtMatmulAlgo_t& algorithm) {
     constexpr int64_t kRows[] = {1, 2, 7, 64, 65, 1000, 8192};
+    const int64_t multiple = is_transposed_gradient(problem) ? 16 : 1;
     return std::all_of(std::begin(kRows), std::end(kRows),
-                       [&](int64_t other) { return takes(plan, algorithm, other); });
+                       [&](int64_t other) { return takes(plan, algorithm, other * multiple); });
   });
-  const bool is_product = problem.form == MatmulForm::product;
-  if (offered.empty() || (is_product && found == offered.end()))
+  const bool needs_one = needs_one_algorithm(problem);
+  if (offered.empty() || (needs_one && found == offered.end()))
     throw DeviceError(
         "cuBLASLt {} has no algorithm without split-K for {} [{}, {}] to {}{} at any number of rows ({} were offered)",
-        cublas_lt().GetVersion(), dtype_name(problem.operands), problem.out, problem.in, dtype_name(problem.result),
+        cublas_lt().GetVersion(), operands_name(problem), problem.out, problem.in, dtype_name(problem.result),
         problem.bias ? " with bias" : "", offered.size());
-  plan.algo = is_product ? *found : offered.front();
+  plan.algo = needs_one ? *found : offered.front();
   if (found != offered.end()) plan.any_rows = *found;
   plan.chosen_rows = rows;
   plan.chosen = true;
@@ -237,12 +274,12 @@ CudaMatmul::ExactPlans CudaMatmul::exact_plans(const CudaMatmulProblem& problem,
 }
 
 void CudaMatmul::run(const Plan& plan, const CudaMatmulCall& call, cudaStream_t stream) {
-  const bool is_product = plan.problem.form == MatmulForm::product;
-  if (is_product || call.rows == 0 || call.rows == plan.chosen_rows || takes(plan, *plan.algo, call.rows))
+  if (needs_one_algorithm(plan.problem) || call.rows == 0 || call.rows == plan.chosen_rows ||
+      takes(plan, *plan.algo, call.rows))
     return launch(plan, *plan.algo, call, stream);
   if (!plan.any_rows)
-    throw DeviceError("cuBLASLt {} has no algorithm for the gradient of a product of {} rows, {} [{}, {}]",
-                      cublas_lt().GetVersion(), call.rows, dtype_name(plan.problem.operands), plan.problem.out,
+    throw DeviceError("cuBLASLt {} has no algorithm for a product of {} rows, or its gradient, {} [{}, {}]",
+                      cublas_lt().GetVersion(), call.rows, operands_name(plan.problem), plan.problem.out,
                       plan.problem.in);
   launch(plan, *plan.any_rows, call, stream);
 }

@@ -5,7 +5,8 @@
 // The descriptors and the algorithm of a problem are a plan, which is made when a program compiles and kept for later
 // programs; running it neither allocates nor searches. No algorithm splits k. There are two ways to choose one:
 //   plan         chooses once, for kHeuristicRows or the rows that the caller names, and uses that for every number.
-//                (Gradients of other numbers of rows may take another one: their bits depend on the step anyway.)
+//                (Gradients of other numbers of rows may take another one, as may products whose operands have one
+//                scale: their bits depend on the step anyway.)
 //   exact_plans  chooses for each range of rows (kRowRanges) the fastest of those whose bits the caller finds equal to
 //                its own kernel's.
 // With either, a row's bits do not depend on the rows beside it.
@@ -41,6 +42,10 @@ struct CudaMatmulProblem {
   MatmulForm form = MatmulForm::product;
   // x and weight are codes of e4m3, each row with an f32 scale; `operands` does not count. Only of products.
   bool e4m3 = false;
+  // With e4m3: each has one f32 scale instead. Then also of weight gradients, whose operands come transposed: x
+  // [out, rows], weight [in, rows], with rows a multiple of 16. The codes of x may be e5m2.
+  bool one_scale = false;
+  bool x_is_e5m2 = false;
   friend bool operator==(const CudaMatmulProblem&, const CudaMatmulProblem&) = default;
 };
 
@@ -50,8 +55,8 @@ struct CudaMatmulCall {  // shapes: MatmulForm
   const void* bias = nullptr;  // [out], or null
   void* y = nullptr;
   int64_t rows = 0;
-  const float* x_scales = nullptr;       // [rows], with e4m3
-  const float* weight_scales = nullptr;  // [out], with e4m3
+  const float* x_scales = nullptr;       // [rows], with e4m3; [1] with one_scale
+  const float* weight_scales = nullptr;  // [out], with e4m3; [1] with one_scale
 };
 
 class CudaMatmul {

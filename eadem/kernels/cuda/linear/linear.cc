@@ -574,7 +574,7 @@ PlanPtr prepare_linear_fp8(const KernelRequest& request, Context& context) {
 
 KernelList linear_kernels() {
   KernelList kernels = linear_backward_kernels();
-  for (const KernelList& more : {linear_fp8_backward_kernels(), linear_decoded_kernels()})
+  for (const KernelList& more : {linear_fp8_backward_kernels(), linear_fp8_tensor_kernels(), linear_decoded_kernels()})
     kernels.insert(kernels.end(), more.begin(), more.end());
   kernels.insert(kernels.begin(), {&kMmaChain, &kMmaChainForward, &kCublasLt, &kCublasLtForward, &kTiles,
                                    &kTilesForward, &kFp8, &kFp8Forward, &kIntegers});

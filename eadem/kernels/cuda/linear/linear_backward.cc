@@ -5,6 +5,7 @@
 //   cuda_threads  any mix of element types, f32 FMA
 #include <algorithm>
 
+#include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
@@ -23,6 +24,9 @@ Requirements common(const KernelRequest& request, std::initializer_list<size_t> 
       .dtype("weight", request.inputs[kWeight], kStorageDTypes)
       .dtype("dy", request.inputs[kDy], kActivationDTypes)
       .dtype("dx", request.outputs[kDx], kActivationDTypes)
+      .require(is_unconnected(request.outputs[kDweight]) ||
+                   Fp8TensorEncoding::of(request.inputs[kWeight].encoding) == nullptr,
+               "the gradient of a weight with one scale multiplies 8-bit floats")
       .dtype("dweight", request.outputs[kDweight], {DType::f32})
       .dtype("dbias", request.outputs[kDbias], {DType::f32});
 }

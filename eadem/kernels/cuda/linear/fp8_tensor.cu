@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A matrix rounded to 8-bit floats with one scale, with the bits of Fp8TensorEncoding, along its rows and transposed. x
+// is read once for its scale and once for its codes; with a scale from earlier steps, once. Kernels that read such a
+// weight do not wait for earlier kernels, so these do not allow the next kernel to begin before they have ended.
+#include <algorithm>
+
+#include "eadem/kernels/cuda/fp8_rows.cuh"
+#include "eadem/kernels/cuda/instructions/overlap.cuh"
+#include "eadem/kernels/cuda/linear/fp8_tensor.h"
+
+namespace eadem::kernels::cuda {
+
+namespace {
+
+using Kind = Fp8Format::Kind;
+
+constexpr int kThreads = 256, kWidth = 8;
+constexpr int kSide = 128;  // of a tile; its codes are 16 KB
+constexpr int kRowThreads = kSide / kWidth, kRowsAtOnce = kThreads / kRowThreads, kTurns = kSide / kRowsAtOnce;
+constexpr uint32_t kInfinity = 0x7f800000u, kNan = 0x7fffffffu;
+
+// Neighbouring values as they are in memory.
+template <typename T>
+struct alignas(16) Kept {
+  T values[kWidth];
+};
+
+template <int kSize>
+__device__ uint32_t largest_bits(uint32_t largest, const float (&values)[kSize]) {
+#pragma unroll
+  for (int n = 0; n < kSize; ++n) largest = max(largest, __float_as_uint(values[n]) & 0x7fffffffu);
+  return largest;
+}
+
+__device__ bool has_scale(const QuantizeTensorParams& p) { return p.scaling != nullptr && p.scaling[0] > 0.0f; }
+
+int parts_of(int64_t values) {
+  constexpr int64_t kPart = int64_t{kThreads} * kWidth * 8;
+  return static_cast<int>(std::min<int64_t>(ceil_div(values, kPart), kTensorParts));
+}
+
+// parts[block]: the largest magnitude of its values as an integer. Nothing where the scale is given.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) find_largest(QuantizeTensorParams p) {
+  wait_for_earlier_kernels();
+  if (has_scale(p)) return;
+  const T* x = static_cast<const T*>(p.x);
+  const int64_t size = p.rows * p.columns, stride = int64_t{gridDim.x} * kThreads * kWidth;
+  uint32_t largest = 0;
+  int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kWidth;
+  // Four loads come before the first is used.
+  for (; i + 3 * stride < size; i += 4 * stride) {
+    float values[4][kWidth];
+#pragma unroll
+    for (int v = 0; v < 4; ++v) load_vector(values[v], x + i + v * stride);
+#pragma unroll
+    for (int v = 0; v < 4; ++v) largest = largest_bits(largest, values[v]);
+  }
+  for (; i < size; i += stride) {
+    float values[kWidth];
+    load_vector(values, x + i);
+    largest = largest_bits(largest, values);
+  }
+  const auto most = static_cast<uint32_t>(block_max(uint64_t{largest}));
+  if (threadIdx.x == 0) p.parts[blockIdx.x] = most;
+}
+
+// The codes of two quotients, the first in the lower byte: nearest even, subnormals too, and what is too large becomes
+// the largest.
+template <Kind kKind>
+__device__ uint32_t codes_of(float first, float second) {
+  if constexpr (kKind == Kind::e4m3) return e4m3_codes(first, second);
+  uint16_t codes;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+  return codes;
+}
+
+// value / scale, correctly rounded. What is far beyond the largest code is made smaller, so that a quotient does not
+// overflow; what is not finite becomes NaN.
+__device__ float quotient_of(float value, float limit, const Divisor& divided) {
+  const float quotient = divided(fminf(fmaxf(value, -limit), limit));
+  return (__float_as_uint(value) & 0x7fffffffu) < kInfinity ? quotient : __uint_as_float(kNan);
+}
+
+// A block of threads has a tile. parts: those of find_largest.
+template <typename T, Kind kKind>
+__global__ void __launch_bounds__(kThreads) quantize_tile(QuantizeTensorParams p, int num_parts) {
+  // Words of four codes of a row: tile[row % 4][row / 4][column / 4], so that neither writing by rows nor reading by
+  // columns meets a bank twice.
+  constexpr int kWords = kSide / 4, kPitch = kWords + 1, kPlane = kWords * kPitch + 1;
+  __shared__ uint32_t tile[4 * kPlane];
+  const int64_t row = int64_t{blockIdx.y} * kSide, column = int64_t{blockIdx.x} * kSide;
+  const int own_row = static_cast<int>(threadIdx.x) / kRowThreads,
+            own_column = static_cast<int>(threadIdx.x) % kRowThreads * kWidth;
+  const T* x = static_cast<const T*>(p.x);
+  wait_for_earlier_kernels();
+
+  // 1. Load, and find the scale meanwhile.
+  Kept<T> kept[kTurns];
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int64_t from = row + own_row + turn * kRowsAtOnce;
+    if (from < p.rows && column + own_column < p.columns)
+      kept[turn] = *reinterpret_cast<const Kept<T>*>(x + from * p.columns + column + own_column);
+  }
+  uint32_t most = 0;
+  if (has_scale(p)) {
+    most = __float_as_uint(p.scaling[0]);
+  } else {
+    for (int i = threadIdx.x; i < num_parts; i += kThreads) most = max(most, p.parts[i]);
+    most = static_cast<uint32_t>(block_max(uint64_t{most}));
+  }
+  constexpr float kLargest = kKind == Kind::e4m3 ? kLargestE4m3 : 57344.0f;
+  const float scale = most < kInfinity ? __uint_as_float(most) / kLargest : __uint_as_float(kNan);
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *p.scale = scale;
+  const Divisor divided(scale);
+  // Four times the largest; a scale so large that this overflows is divided by as it is.
+  const float limit = scale > 0.0f && scale < 0x1p100f ? scale * (4 * kLargest) : INFINITY;
+
+  // 2. Round.
+  uint32_t seen = 0;
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int in_tile = own_row + turn * kRowsAtOnce;
+    uint32_t words[2] = {0, 0};
+    if (row + in_tile < p.rows && column + own_column < p.columns) {
+      float values[kWidth];
+#pragma unroll
+      for (int n = 0; n < kWidth; ++n) values[n] = load(&kept[turn].values[n]);
+      seen = largest_bits(seen, values);
+#pragma unroll
+      for (int n = 0; n < kWidth; n += 2)
+        words[n / 4] |=
+            codes_of<kKind>(quotient_of(values[n], limit, divided), quotient_of(values[n + 1], limit, divided))
+            << (n % 4 * 8);
+      *reinterpret_cast<uint2*>(p.codes + (row + in_tile) * p.columns + column + own_column) =
+          make_uint2(words[0], words[1]);
+    }
+    uint32_t* to = tile + in_tile % 4 * kPlane + in_tile / 4 * kPitch + own_column / 4;
+    to[0] = words[0], to[1] = words[1];
+  }
+  if (p.records) {
+    const auto largest = static_cast<uint32_t>(block_max(uint64_t{seen}));
+    if (threadIdx.x == 0) atomicMax(reinterpret_cast<uint32_t*>(p.scaling) + 1, largest < kInfinity ? largest : kNan);
+  }
+  if (p.transposed == nullptr) return;
+  __syncthreads();
+
+  // 3. Transpose four rows of four codes at a time.
+  const int64_t pitch = ceil_div(p.rows, int64_t{16}) * 16;
+#pragma unroll
+  for (int turn = 0; turn < kWords * kWords / kThreads; ++turn) {
+    const int i = static_cast<int>(threadIdx.x) + turn * kThreads, rows = i % kWords, columns = i / kWords;
+    uint32_t w[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) w[n] = tile[n * kPlane + rows * kPitch + columns];
+    // Bytes 0 and 1, then 2 and 3, of two rows side by side.
+    const uint32_t low01 = __byte_perm(w[0], w[1], 0x5140), low23 = __byte_perm(w[2], w[3], 0x5140),
+                   high01 = __byte_perm(w[0], w[1], 0x7362), high23 = __byte_perm(w[2], w[3], 0x7362);
+    const uint32_t out[4] = {__byte_perm(low01, low23, 0x5410), __byte_perm(low01, low23, 0x7632),
+                             __byte_perm(high01, high23, 0x5410), __byte_perm(high01, high23, 0x7632)};
+    if (row + rows * 4 >= pitch || column + columns * 4 >= p.columns) continue;
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+      *reinterpret_cast<uint32_t*>(p.transposed + (column + columns * 4 + n) * pitch + row + rows * 4) = out[n];
+  }
+}
+
+template <typename T, Kind kKind>
+cudaError_t launch_tiles(const QuantizeTensorParams& p, int num_parts, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.columns, int64_t{kSide})),
+                  static_cast<unsigned>(ceil_div(p.rows, int64_t{kSide})));
+  return launch_overlapped(quantize_tile<T, kKind>, grid, kThreads, 0, stream, p, num_parts);
+}
+
+}  // namespace
+
+cudaError_t launch_quantize_tensor(const QuantizeTensorParams& p, cudaStream_t stream) {
+  if (p.columns % (2 * kWidth) != 0 || (p.records && p.scaling == nullptr)) return cudaErrorInvalidValue;
+  // A product with no rows reads no scale.
+  if (p.rows == 0 || p.columns == 0) return cudaSuccess;
+  return with_f32_or_bf16(p.dtype, [&](auto x) {
+    using T = decltype(x);
+    const int num_parts = parts_of(p.rows * p.columns);
+    const cudaError_t error =
+        launch_overlapped(find_largest<T>, dim3(static_cast<unsigned>(num_parts)), kThreads, 0, stream, p);
+    if (error != cudaSuccess) return error;
+    return p.kind == Kind::e4m3 ? launch_tiles<T, Kind::e4m3>(p, num_parts, stream)
+                                : launch_tiles<T, Kind::e5m2>(p, num_parts, stream);
+  });
+}
+
+}  // namespace eadem::kernels::cuda
