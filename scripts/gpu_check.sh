@@ -137,6 +137,7 @@ if wants tests || wants generic; then
   run_tests kernels_cuda_linear_test
   run_tests kernels_cuda_encoded_test
   run_tests kernels_cuda_fp8_test
+  run_tests kernels_cuda_fp8_tensor_test
   run_tests kernels_cuda_int8_test
   run_tests kernels_cuda_attention_test
   run_tests kernels_cuda_cross_entropy_test
@@ -168,6 +169,7 @@ if wants sanitizer; then
   run_sanitizer memcheck kernels_cuda_encoded_test 'CudaEncoded.Few*'
   run_sanitizer memcheck kernels_cuda_int8_test 'CudaInt8.Fused*:CudaInt8.Rows*Says'
   run_sanitizer memcheck kernels_cuda_fp8_test 'CudaFp8.ProductsAre*:CudaFp8.Blocks*:CudaFp8.Gradients*'
+  run_sanitizer memcheck kernels_cuda_fp8_tensor_test 'CudaFp8Tensor.WhatIs*:CudaFp8Tensor.Delayed*'
   run_sanitizer memcheck kernels_cuda_attention_test '*Gradient*3heads*:*CudaAppend*'
   run_sanitizer memcheck kernels_cuda_attention_test '*Decode*14heads*fp8*'
   for tool in memcheck racecheck; do

@@ -78,11 +78,12 @@ class Planner {
       join(node.outputs[0], node.inputs[0]);
       return;
     }
-    if (node.pass != Pass::inference) return;
+    if (node.pass == Pass::backward) return;
     const std::vector<ops::Port> results = node.op->outputs();
-    for (size_t output = 0; output < node.outputs.size(); ++output) {
-      const int port = node.op->inference_alias(static_cast<int>(output));
+    for (size_t output = 0; output < results.size(); ++output) {
       const ops::Port& result = results[output];
+      if (node.pass == Pass::forward && result.role != ops::Port::Role::state) continue;
+      const int port = node.op->inference_alias(static_cast<int>(output));
       // Its bytes would die with the step.
       if (port < 0 && result.role == ops::Port::Role::state)
         throw InvalidArgument(

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/train/trainer.h"
 
+#include <fmt/ranges.h>
 #include <fnmatch.h>
 
 #include <algorithm>

@@ -81,7 +81,7 @@ PlanPtr prepare_quantize_tensor(const KernelRequest& request, Context&) {
                                                 .rows = x.shape[0],
                                                 .columns = x.shape[1],
                                                 .dtype = x.dtype,
-                                                .kind = to.kind()},
+                                                .is_e5m2 = to.kind() == Fp8Format::Kind::e5m2},
                                                stream_of(call)));
       },
       kTensorParts * static_cast<int64_t>(sizeof(uint32_t)));

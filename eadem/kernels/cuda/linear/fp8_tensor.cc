@@ -9,6 +9,8 @@
 // The library wants the terms of a sum to be neighbours in both operands, so the gradients read transposed codes. Its
 // "fast" sums, which keep fewer bits, are not used. The gradient of the bias is that of plain values and has a node of
 // its own (linear_backward.cc).
+#include <algorithm>
+
 #include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/support.h"

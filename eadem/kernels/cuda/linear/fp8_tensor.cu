@@ -13,8 +13,6 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
-using Kind = Fp8Format::Kind;
-
 constexpr int kThreads = 256, kWidth = 8;
 constexpr int kSide = 128;  // of a tile; its codes are 16 KB
 constexpr int kRowThreads = kSide / kWidth, kRowsAtOnce = kThreads / kRowThreads, kTurns = kSide / kRowsAtOnce;
@@ -68,12 +66,15 @@ __global__ void __launch_bounds__(kThreads) find_largest(QuantizeTensorParams p)
 
 // The codes of two quotients, the first in the lower byte: nearest even, subnormals too, and what is too large becomes
 // the largest.
-template <Kind kKind>
+template <bool kE5m2>
 __device__ uint32_t codes_of(float first, float second) {
-  if constexpr (kKind == Kind::e4m3) return e4m3_codes(first, second);
-  uint16_t codes;
-  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
-  return codes;
+  if constexpr (!kE5m2) {
+    return e4m3_codes(first, second);
+  } else {
+    uint16_t codes;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+    return codes;
+  }
 }
 
 // value / scale, correctly rounded. What is far beyond the largest code is made smaller, so that a quotient does not
@@ -84,7 +85,7 @@ __device__ float quotient_of(float value, float limit, const Divisor& divided) {
 }
 
 // A block of threads has a tile. parts: those of find_largest.
-template <typename T, Kind kKind>
+template <typename T, bool kE5m2>
 __global__ void __launch_bounds__(kThreads) quantize_tile(QuantizeTensorParams p, int num_parts) {
   // Words of four codes of a row: tile[row % 4][row / 4][column / 4], so that neither writing by rows nor reading by
   // columns meets a bank twice.
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(kThreads) quantize_tile(QuantizeTensorParams p
     for (int i = threadIdx.x; i < num_parts; i += kThreads) most = max(most, p.parts[i]);
     most = static_cast<uint32_t>(block_max(uint64_t{most}));
   }
-  constexpr float kLargest = kKind == Kind::e4m3 ? kLargestE4m3 : 57344.0f;
+  constexpr float kLargest = kE5m2 ? 57344.0f : kLargestE4m3;
   const float scale = most < kInfinity ? __uint_as_float(most) / kLargest : __uint_as_float(kNan);
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *p.scale = scale;
   const Divisor divided(scale);
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(kThreads) quantize_tile(QuantizeTensorParams p
 #pragma unroll
       for (int n = 0; n < kWidth; n += 2)
         words[n / 4] |=
-            codes_of<kKind>(quotient_of(values[n], limit, divided), quotient_of(values[n + 1], limit, divided))
+            codes_of<kE5m2>(quotient_of(values[n], limit, divided), quotient_of(values[n + 1], limit, divided))
             << (n % 4 * 8);
       *reinterpret_cast<uint2*>(p.codes + (row + in_tile) * p.columns + column + own_column) =
           make_uint2(words[0], words[1]);
@@ -167,11 +168,11 @@ __global__ void __launch_bounds__(kThreads) quantize_tile(QuantizeTensorParams p
   }
 }
 
-template <typename T, Kind kKind>
+template <typename T, bool kE5m2>
 cudaError_t launch_tiles(const QuantizeTensorParams& p, int num_parts, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(ceil_div(p.columns, int64_t{kSide})),
                   static_cast<unsigned>(ceil_div(p.rows, int64_t{kSide})));
-  return launch_overlapped(quantize_tile<T, kKind>, grid, kThreads, 0, stream, p, num_parts);
+  return launch_overlapped(quantize_tile<T, kE5m2>, grid, kThreads, 0, stream, p, num_parts);
 }
 
 }  // namespace
@@ -186,8 +187,7 @@ cudaError_t launch_quantize_tensor(const QuantizeTensorParams& p, cudaStream_t s
     const cudaError_t error =
         launch_overlapped(find_largest<T>, dim3(static_cast<unsigned>(num_parts)), kThreads, 0, stream, p);
     if (error != cudaSuccess) return error;
-    return p.kind == Kind::e4m3 ? launch_tiles<T, Kind::e4m3>(p, num_parts, stream)
-                                : launch_tiles<T, Kind::e5m2>(p, num_parts, stream);
+    return p.is_e5m2 ? launch_tiles<T, true>(p, num_parts, stream) : launch_tiles<T, false>(p, num_parts, stream);
   });
 }
 

@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "eadem/core/dtype.h"
-#include "eadem/core/encodings/fp8_encoding.h"
 
 namespace eadem::kernels::cuda {
 
@@ -23,7 +22,7 @@ struct QuantizeTensorParams {
   uint32_t* parts;      // [kTensorParts]: scratch
   int64_t rows, columns;
   DType dtype;
-  Fp8Format::Kind kind;
+  bool is_e5m2;  // else e4m3
 };
 inline constexpr int kTensorParts = 1024;
 [[nodiscard]] cudaError_t launch_quantize_tensor(const QuantizeTensorParams& params, cudaStream_t stream);
