@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "eadem/core/encodings/fp8_tensor_encoding.h"
+#include "eadem/kernels/backend.h"
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/linear.h"
