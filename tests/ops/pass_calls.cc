@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/ops/pass_calls.h"
 
+#include <algorithm>
+
 #include <cstring>
 
 #include "tests/workloads/inputs.h"
@@ -136,14 +138,14 @@ std::optional<ExpectedCall> expected_call(const ops::Workload& row, Pass pass, u
 }
 
 std::vector<ExpectedCall> divided(const ExpectedCall& whole, const ops::Workload& row) {
-  if (whole.call.pass != Pass::backward || !row.op->has_gradients_apart(row.inputs)) return {whole};
-  const std::vector<Port> ports = row.op->inputs();
-  const std::vector<int> gradients = row.op->gradient_outputs();
+  const std::vector<int> nodes =
+      whole.call.pass == Pass::backward ? row.op->gradient_nodes(row.inputs) : std::vector<int>{};
+  if (nodes.empty()) return {whole};
   std::vector<ExpectedCall> parts;
-  for (const bool parameters : {false, true}) {
+  for (int n = 0; n <= *std::max_element(nodes.begin(), nodes.end()); ++n) {
     ExpectedCall& part = parts.emplace_back(whole);
-    for (size_t i = 0; i < gradients.size(); ++i)
-      if ((ports[static_cast<size_t>(gradients[i])].role == Port::Role::parameter) != parameters) {
+    for (size_t i = 0; i < nodes.size(); ++i)
+      if (nodes[i] != n) {
         part.call.outputs[i] = {};
         part.call.output_types[i] = kernels::unconnected_port();
         part.initial[i] = part.expected[i] = {};
