@@ -2,7 +2,6 @@
 #include "tests/ops/pass_calls.h"
 
 #include <algorithm>
-
 #include <cstring>
 
 #include "tests/workloads/inputs.h"
