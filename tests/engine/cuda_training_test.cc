@@ -173,9 +173,10 @@ TEST_F(CudaFp8Training, RepeatsItselfAndLearnsAsOnTheCpu) {
     expect_same_bits(run.losses, again.losses, "losses");
     expect_same_bits(run.norms, again.norms, "norms");
     EXPECT_LT(run.losses.back(), 0.8f * run.losses.front());
-    // Both devices round operands to 8 bits alike; on the GPU activations are rounded to bf16 besides.
+    // Both devices round operands to 8 bits alike; on the GPU activations are rounded to bf16 besides. What that
+    // changes in a step is a share of what steps change, which is the first loss at most.
     for (size_t i = 0; i < exact.losses.size(); ++i)
-      EXPECT_NEAR(run.losses[i], exact.losses[i], 0.03 * static_cast<double>(exact.losses[i])) << "step " << i;
+      EXPECT_NEAR(run.losses[i], exact.losses[i], 0.03 * static_cast<double>(exact.losses[0])) << "step " << i;
   }
 }
 

@@ -41,7 +41,7 @@ class CudaFp8Tensor : public ::testing::Test {
   void SetUp() override {
     if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
     device_ = open_device("cuda");
-    if (static_cast<CudaDevice&>(*device_).compute_capability() < 89) GTEST_SKIP() << "no 8-bit floats";
+    EADEM_SKIP_WITHOUT_HOPPER();
     context_.emplace(Context{*device_, alone_});
   }
 

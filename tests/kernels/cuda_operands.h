@@ -85,8 +85,13 @@ inline kernels::PlanPtr plan_for(const kernels::Kernel& kernel, std::string_view
     return types;
   };
   const std::vector<TensorType> input_types = types_of(inputs), output_types = types_of(outputs);
-  return kernel.prepare(
-      {.op = op, .device = &context.device, .attrs = attrs, .inputs = input_types, .outputs = output_types}, context);
+  return kernel.prepare({.op = op,
+                         .pass = kernel.pass,
+                         .device = &context.device,
+                         .attrs = attrs,
+                         .inputs = input_types,
+                         .outputs = output_types},
+                        context);
 }
 
 }  // namespace eadem::test

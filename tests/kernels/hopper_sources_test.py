@@ -15,11 +15,11 @@ others = [path for path in cuda.rglob("*.c[cu]") if path not in hopper and path 
 
 
 def defined(path):
-    """The functions of launch.h that a source defines."""
+    """The functions that a source defines."""
     return set(re.findall(r"^(?:cudaError_t|bool) (\w+)\([^;]*?\) \{", path.read_text(), re.M))
 
 
-declared = set(re.findall(r"(\w+)\(", (cuda / "launch.h").read_text()))
+declared = {name for header in cuda.rglob("*.h") for name in re.findall(r"\b(launch_\w+|has_\w+)\(", header.read_text())}
 wanted = set().union(*(defined(path) for path in hopper)) & declared
 called = {name for path in others for name in wanted if re.search(rf"\b{name}\b", path.read_text())}
 there = defined(left_out)

@@ -6,6 +6,7 @@
 
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/ops/all_ops.h"
@@ -649,7 +650,8 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
   // 8-bit floats are decoded, and multiplied as f32.
   const bool rounds_to_int8 = name == "linear" && pass != Pass::backward &&
                               op.attrs().get<kernels::LinearAttrs>().matmul_input == MatmulInput::int8;
-  if (rounds_to_int8 && encoded.defined() && Fp8Encoding::of(encoded.encoding) == nullptr) {
+  if (rounds_to_int8 && encoded.defined() && Fp8Encoding::of(encoded.encoding) == nullptr &&
+      Fp8TensorEncoding::of(encoded.encoding) == nullptr) {
     const GroupEncoding* groups = GroupEncoding::of(encoded.encoding);
     return quantized_linear(in, encoded, groups != nullptr && groups->format().group_size == 0 ? 256 : 32);
   }

@@ -5,6 +5,7 @@
 
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/core/encodings/stacked_encoding.h"
 #include "eadem/kernels/sample.h"
@@ -141,6 +142,14 @@ std::vector<Workload> linear() {
                 {TensorType(x, {Symbol::tokens, width}),
                  TensorType(x, {outputs, width}, Fp8Encoding::find("fp8_e4m3_block128")),
                  bias ? TensorType(x, {outputs}) : kernels::unconnected_port()},
+                tokens);
+  // Weights with one scale, in f32 on the CPU; cuda_fp8_tensor_test has those of a GPU.
+  for (const auto& [tokens, width, outputs] : {std::tuple(0, 16, 16), {1, 20, 33}, {7, 300, 150}, {40, 16, 5}})
+    for (const bool bias : {false, true})
+      cases.add(std::make_shared<ops::Linear>(kernels::LinearAttrs{bias, kF32}),
+                {TensorType(kF32, {Symbol::tokens, width}),
+                 TensorType(kF32, {outputs, width}, &Fp8TensorEncoding::of(Fp8Format::Kind::e4m3, bias)),
+                 bias ? TensorType(kF32, {outputs}) : kernels::unconnected_port()},
                 tokens);
   // Quantized weights: panels of 16 in groups of 4, rows in tiles of up to 12, chunks of 256 terms.
   for (const auto& [encoding, unit, has_order] : workloads::quantized_types()) {

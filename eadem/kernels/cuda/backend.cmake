@@ -16,6 +16,7 @@ set(hopper_sources
   attention/attention_decode_many.cu
   attention/attention_prompt.cu
   linear/fp8_stream.cu
+  linear/fp8_tensor.cu
   linear/fp8_tiles.cu
   linear/integer_stream.cu
   linear/integer_tiles.cu

@@ -3,6 +3,7 @@
 // The kernels for Hopper in a program that was not compiled for 9.0a: none. No request reaches these functions, because
 // CudaDevice::hopper_refusal says that the kernels are not there.
 #include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/linear/fp8_tensor.h"
 
 namespace eadem::kernels::cuda {
 
@@ -18,6 +19,7 @@ cudaError_t launch_attention_backward_wgmma(const AttentionBackwardParams&, cuda
 cudaError_t launch_linear_stream(const LinearStreamParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_fp8_stream(const LinearStreamParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_fp8_tiles(const LinearStreamParams&, cudaStream_t) { return kLeftOut; }
+cudaError_t launch_quantize_tensor(const QuantizeTensorParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_packed_stream(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_integer_stream(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_integer_tiles(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }

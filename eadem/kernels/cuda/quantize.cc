@@ -57,6 +57,7 @@ void run_quantize_chunks(const KernelCall& call) {
 Verdict can_quantize_tensor(const KernelRequest& request) {
   const Encoding* to = request.attrs.get<QuantizeAttrs>().to;
   return Requirements(request, {}, {0})
+      .hopper()
       .dtype("x", request.inputs[0], kActivationDTypes)
       .require(Fp8TensorEncoding::of(to) != nullptr,
                fmt::format("rounds to 8-bit floats with one scale; {} is wanted", to->name()))

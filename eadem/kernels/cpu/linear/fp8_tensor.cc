@@ -33,7 +33,7 @@ int64_t tensor_values_bytes(const Shape& shape) {
 // The values of a matrix, or of the transposed one, at `values`.
 void decode_tensor(CpuDevice& device, float* values, const TensorView& encoded, bool transposed) {
   const int64_t rows = encoded.shape[0], columns = encoded.shape[1];
-  const Fp8TensorEncoding& encoding = *Fp8TensorEncoding::of(encoded.encoding);
+  const auto& encoding = static_cast<const Fp8TensorEncoding&>(*encoded.encoding);
   if (!transposed) {
     device.pool().parallel_ranges(rows, 1, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) encoding.decode_row(values + r * columns, encoded, r);

@@ -37,13 +37,12 @@ const Encoding* beside_weight(const KernelRequest& request, TensorKind kind) {
 }
 
 Requirements tensor_requirements(const KernelRequest& request, std::initializer_list<size_t> encoded_inputs) {
-  constexpr int kFirstWithFp8 = 89;  // compute capability
   constexpr int64_t kMultiple = Fp8TensorEncoding::kRowMultiple;
   const TensorType &weight = request.inputs[TensorPort::weight], &x = request.inputs[TensorPort::x];
   const Fp8TensorEncoding* encoding = weight_with_one_scale(request);
   const MatmulInput input = request.attrs.get<LinearAttrs>().matmul_input;
   Requirements requirements(request, encoded_inputs);
-  requirements
+  requirements.hopper()
       .require(encoding != nullptr && encoding->kind() == TensorKind::e4m3,
                fmt::format("takes a weight in e4m3 with one scale; it is {}", to_string(weight)))
       .require(x.encoding == nullptr || x.encoding == beside_weight(request, TensorKind::e4m3),
@@ -52,10 +51,7 @@ Requirements tensor_requirements(const KernelRequest& request, std::initializer_
       .require(input == MatmulInput::int8,
                fmt::format("rounds operands to 8-bit floats; matmul_input is {}", matmul_input_name(input)))
       .require(weight.rank() == 2 && weight.fixed(0) % kMultiple == 0 && weight.fixed(1) % kMultiple == 0,
-               fmt::format("sides of the weight have to be multiples of {} (it is {})", kMultiple, to_string(weight)))
-      .require(request.device->backend() == "cuda" &&
-                   static_cast<const CudaDevice*>(request.device)->compute_capability() >= kFirstWithFp8,
-               "the device has to be Ada, Hopper or newer");
+               fmt::format("sides of the weight have to be multiples of {} (it is {})", kMultiple, to_string(weight)));
   return requirements;
 }
 
