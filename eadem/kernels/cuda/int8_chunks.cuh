@@ -36,7 +36,6 @@ __device__ inline void store_chunk(const Int8ChunkPlanes& p, int64_t row, int64_
   if (lane == 0)
     p.scales[chunk * padded + row] = most < kInfinity && !some ? 0.0f : largest * (1.0f / static_cast<float>(levels));
   sum += __shfl_xor_sync(kAllLanes, sum, 1);
-  sum += __shfl_xor_sync(kAllLanes, sum, 2);
   if (lane % 2 == 0)
     store(p.sums + ((chunk * padded / 8 + row / 8) * 2 + lane / 16) * 64 + row % 8 * 8 + lane / 2 % 8,
           static_cast<float>(sum) * 0x1p-12f);

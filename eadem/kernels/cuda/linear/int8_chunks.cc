@@ -12,7 +12,7 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
-constexpr int64_t kChunk = kIntegerChunk, kGroup = 32, kGroups = kChunk / kGroup;
+constexpr int64_t kChunk = kIntegerChunk, kHalf = 16, kHalves = kChunk / kHalf;
 
 int64_t round_up(int64_t rows) { return (rows + 7) / 8 * 8; }
 
@@ -78,16 +78,16 @@ void Int8Chunks::encode_pieces(const TensorView& encoded, const TensorView& valu
       float levels = 127;
       if (round(levels) > kMostCodeSum) round(levels = 63);
       planes.scales[chunk * padded + row] = finite && !some ? 0.0f : largest * (1.0f / levels);
-      std::array<int, kGroups> sums{};
+      std::array<int, kHalves> sums{};
       for (int64_t i = 0; i < kChunk; ++i) {
         const int code = codes[static_cast<size_t>(i)];
         planes.codes[row * columns + chunk * kChunk + place_of(i)] = static_cast<int8_t>(code);
         planes.halves[row * columns + chunk * kChunk + half_place_of(i)] = f16_t::from_float(static_cast<float>(code));
-        sums[static_cast<size_t>(i / kGroup)] += code;
+        sums[static_cast<size_t>(i / kHalf)] += code;
       }
-      for (int64_t i = 0; i < 2 * kGroups; ++i)
+      for (int64_t i = 0; i < kHalves; ++i)
         planes.sums[((chunk * padded / 8 + row / 8) * 2 + i / 8) * 64 + row % 8 * 8 + i % 8] =
-            f16_t::from_float(static_cast<float>(sums[static_cast<size_t>(i / 2)]) * 0x1p-12f);
+            f16_t::from_float(static_cast<float>(sums[static_cast<size_t>(i)]) * 0x1p-12f);
     }
   }
 }

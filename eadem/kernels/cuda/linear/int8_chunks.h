@@ -17,9 +17,8 @@
 //   scales  f32  [C, R8]
 //   halves  f16  [R, columns]          the codes once more, of each 16 columns 0, 8, 2, 10, 4, 12, 6, 14, 1, 9, 3, 11,
 //                                      5, 13, 7, 15 (integer_products.cuh)
-//   sums    f16  [C, R8 / 8, 2, 8, 8]  of the codes of 32 columns each, each twice, times 2^-12 and rounded to f16:
-//                                      [chunk][8 rows][half of the chunk][row][sum], as wgmma reads them
-//                                      (narrow_operand)
+//   sums    f16  [C, R8 / 8, 2, 8, 8]  of the codes of 16 columns each, times 2^-12: [chunk][8 rows][half of the
+//                                      chunk][row][sum], as wgmma reads them (narrow_operand)
 #pragma once
 
 #include "eadem/core/encoding.h"

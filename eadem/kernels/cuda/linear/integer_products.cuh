@@ -10,8 +10,9 @@
 //   I    of the chunk, the sum of sub-scale * code * token's code: an integer below 2^24 (int8_chunks.h bounds the sum
 //   of
 //        the token's codes), which has one value in whatever order its terms are added
-//   I'   I and one step of 16 columns of the tensor core (mma.cuh) more, which subtracts m * S for each of the eight
-//        groups: m = sub-min * dmin / D as the sum of two f16, S the sum of the token's codes of the group, in f16
+//   I'   I and one step of 16 columns of the tensor core (mma.cuh) more, which subtracts m * S for each half of a
+//   group:
+//        m = sub-min * dmin / D, rounded to f16, S the sum of the token's codes
 //   D    d, unless m would be larger than an f16 can be (MinScale)
 //   C    of the chunk, a chain of tensor-core products of 16 columns each: (code - 32) * sub-scale, rounded to f16,
 //        times the token's code
@@ -144,7 +145,7 @@ struct IntegerRows {
 template <int kTiles>
 struct IntegerTokens {
   uint4 codes[kTiles][kFragmentPieces];  // of token g
-  uint32_t sums[kTiles][2];              // of token g, of groups t and t + 4: f16, twice
+  uint32_t sums[kTiles][2];              // of token g, of the halves of groups t and t + 4: f16
 
   __device__ IntegerTokens(const IntegerRows& rows, const LinearStreamParams& p, int chunk, int lane) {
 #pragma unroll
@@ -187,15 +188,14 @@ struct MinScales {
 };
 
 // The fragment of a block of q4_k by which the sums of a token's codes are multiplied: columns 2 t, 2 t + 1 are -2^-7 m
-// of group t, as the f16 next to it and the rest, and those + 8 of group t + 4.
+// of group t, and those + 8 of group t + 4.
 __device__ inline void load_minimums(uint32_t (&min)[4], const uint8_t* block, const MinScales& scales, int lane) {
   const uint8_t* subs = block + kFourBits.sub_mins + lane % 4 * kFragmentBlockRows + lane / 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float m =
         static_cast<float>(subs[i % 2 * 8 + i / 2 * 4 * kFragmentBlockRows]) * (scales.row[i % 2].ratio * -0x1p-7f);
-    const __half most = __float2half_rn(m);
-    min[i] = bits_of(__halves2half2(most, __float2half_rn(m - __half2float(most))));
+    min[i] = bits_of(both(m));
   }
 }
 

@@ -30,6 +30,8 @@ constexpr int kGrown = 232, kShrunk = 40;
 static_assert(kWarpgroups * kGrown + kShrunk <= (kWarpgroups + 1) * (65536 / kThreads / 8 * 8));
 constexpr int kPanels = kFragmentPieces;  // of a chunk
 constexpr int kStagePanels = 2;           // of tokens
+constexpr int kStages = 4;                // of tokens
+constexpr int kTurns = 3;                 // chunks whose slots are in memory
 constexpr int kFirstTurn = 1;             // the named barrier of the first warpgroup's turns
 constexpr uint32_t kStepBytes = 32;       // of k in one wgmma
 
@@ -48,8 +50,6 @@ struct Shape {
   static constexpr uint32_t kBlockBytes = kLayout.block_bytes;
   static constexpr int kBlockRows = kRows / kFragmentBlockRows;  // rows of blocks
   static constexpr uint32_t kSlotBytes = (kSumBytes + kScaleBytes + kBlockRows * kBlockBytes + 127) / 128 * 128;
-  static constexpr int kTurns = 3;  // chunks whose slots are in memory
-  static constexpr int kStages = kTokens > 128 ? 3 : 4;
   static constexpr uint32_t kSharedBytes = kStages * kStageBytes + kTurns * kSlotBytes;
   static_assert(kSharedBytes <= 226 * 1024);
 };
@@ -83,7 +83,7 @@ __device__ inline void copy_tokens(const LinearStreamParams& p, const CUtensorMa
                                    int num_chunks, int rank) {
   const Tiles<S> tiles(p);
   const uint64_t policy = l2_policy<L2Policy::evict_last>();
-  RingPlace<S::kStages> place{0, 1};  // parity of the phase before the first: the first round waits for nothing
+  RingPlace<kStages> place{0, 1};  // parity of the phase before the first: the first round waits for nothing
   wait_for_earlier_kernels();
   for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step())
     for (int panel = 0; panel < num_chunks * kPanels; panel += kStagePanels) {
@@ -125,10 +125,10 @@ __device__ inline void copy_slots(const LinearStreamParams& p, const Memory& mem
     }
   };
   // Weights do not depend on earlier kernels: the first ones are there before tokens are.
-  const int early = min(S::kTurns, num_chunks);
+  const int early = min(kTurns, num_chunks);
   for (int chunk = 0; chunk < early; ++chunk) copy_blocks(chunk, tiles.first(), chunk);
   wait_for_earlier_kernels();
-  RingPlace<S::kTurns> turn{0, 1};
+  RingPlace<kTurns> turn{0, 1};
   for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step())
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
       if (tile != tiles.first() || chunk >= early) {
@@ -190,8 +190,8 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const Memory&
   const int row_block = S::kWide ? warp : warp % (kWarpgroup / kWarp);  // of a tile
   const int group_token = S::kWide ? 0 : group * S::kGroupTokens;
   const Tiles<S> tiles(p);
-  RingPlace<S::kStages> place;
-  RingPlace<S::kTurns> turn;
+  RingPlace<kStages> place;
+  RingPlace<kTurns> turn;
   Sums sum, chain;
   uint32_t a[2][2][4];  // of two batches of products
   const uint32_t left = address_in_block(memory.ring.empty, lane % kPair);
@@ -284,7 +284,6 @@ template <typename Y, typename S>
 __global__ void __launch_bounds__(kThreads, 1)
     integer_tiles(const __grid_constant__ LinearStreamParams p, const __grid_constant__ CUtensorMap token_map) {
   extern __shared__ __align__(1024) uint8_t bytes[];
-  constexpr int kTurns = S::kTurns, kStages = S::kStages;
   __shared__ uint64_t barriers[2 * kStages + 2 * kTurns];
   const uint32_t first = shared_address(barriers);
   const Memory memory{
@@ -345,14 +344,6 @@ cudaError_t launch_integer_tiles(const PackedStreamParams& packed, cudaStream_t 
     if (Tiles<Shape<false, true, 128>>(p).count() * kPair < p.multiprocessors)
       return six ? launch_shape<Y, Shape<true, false, 128>>(p, stream)
                  : launch_shape<Y, Shape<false, false, 128>>(p, stream);
-    // A chunk takes as long as some 50 tokens more; the shape that is sooner through with all its rounds is used.
-    const auto cost = [&](auto shape) {
-      using S = decltype(shape);
-      return ceil_div(int64_t{Tiles<S>(p).count()}, p.multiprocessors / kPair) * (S::kTokens + 50);
-    };
-    if (cost(Shape<false, true, 160>()) < cost(Shape<false, true, 128>()))
-      return six ? launch_shape<Y, Shape<true, true, 160>>(p, stream)
-                 : launch_shape<Y, Shape<false, true, 160>>(p, stream);
     return six ? launch_shape<Y, Shape<true, true, 128>>(p, stream)
                : launch_shape<Y, Shape<false, true, 128>>(p, stream);
   });
