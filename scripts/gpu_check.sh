@@ -214,6 +214,10 @@ elif [[ -x "$bin/eadem" ]]; then
   run_program llama-3.2-1b-training eadem_training_bench benchmarks/models/llama-3.2-1b.json --batch 8 --sequence 2048
   run_program llama-3.2-1b-fp8-training eadem_training_bench benchmarks/models/llama-3.2-1b.json --batch 8 --sequence 2048 \
     --products fp8_block128
+  for products in fp8_tensor fp8_tensor_delayed; do
+    run_program "llama-3.2-1b-$products-training" eadem_training_bench benchmarks/models/llama-3.2-1b.json --batch 8 \
+      --sequence 2048 --products "$products"
+  done
   echo "=== eadem_cuda_bench"
   timeout 300 "$bin/eadem_cuda_bench" --json > "$logs/kernels.json" 2> "$logs/kernels.log" ||
     printf 'eadem_cuda_bench\tfailed\t%s\n' "$(tail -n 1 "$logs/kernels.log")" >> "$logs/steps.tsv"

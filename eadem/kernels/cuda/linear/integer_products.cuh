@@ -204,9 +204,6 @@ template <int kTiles>
 __device__ inline void multiply_four_bits(float (&u)[kTiles][4], const IntegerTokens<kTiles>& x, const uint8_t* block,
                                           int lane) {
   constexpr uint32_t kNibbles = 0x0f0f0f0fu;
-  const MinScales scales(block, lane);
-  uint32_t min[4];
-  load_minimums(min, block, scales, lane);
   int sum[kTiles][4] = {};
 #pragma unroll
   for (int piece = 0; piece < kFragmentPieces; ++piece) {
@@ -228,6 +225,9 @@ __device__ inline void multiply_four_bits(float (&u)[kTiles][4], const IntegerTo
       }
     }
   }
+  const MinScales scales(block, lane);
+  uint32_t min[4];
+  load_minimums(min, block, scales, lane);
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
