@@ -32,6 +32,8 @@ int64_t tensor_values_bytes(const Shape& shape) {
 
 // The values of a matrix, or of the transposed one, at `values`.
 void decode_tensor(CpuDevice& device, float* values, const TensorView& encoded, bool transposed) {
+  EADEM_CHECK(encoded.encoding != nullptr, "{} is not rounded: its graph has no quantize before it",
+              to_string(encoded));
   const int64_t rows = encoded.shape[0], columns = encoded.shape[1];
   const auto& encoding = static_cast<const Fp8TensorEncoding&>(*encoded.encoding);
   if (!transposed) {
