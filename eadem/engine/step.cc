@@ -162,6 +162,9 @@ void InferEngine::check(Plan plan, bool all_logits) {
   sequence_states_.begin_step();
   for (size_t s = 0; s < plan.size(); ++s) {
     check_sequence(s, plan[s]);
+    if (plan[s].windows.size() != window_contents_.size())
+      throw InvalidArgument("sequence {} has tables of {} cache groups with a window; the cache has {}", s,
+                            plan[s].windows.size(), window_contents_.size());
     const auto blocks = plan[s].used_blocks(cache_spec().block_size);
     contents_.check(static_cast<int64_t>(s), blocks, plan[s].cached, std::ssize(plan[s].tokens));
     for (size_t g = 0; g < window_contents_.size(); ++g)

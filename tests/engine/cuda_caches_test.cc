@@ -129,7 +129,7 @@ TEST_P(CudaCaches, ReplayedStepsHaveTheBitsOfOthers) {
   const auto engine = make(paged(16)), plain = make(paged(16));
   plain->hooks().register_hook("sample.token", [](const std::string&, const TensorView&, int) {});
   std::vector<std::vector<int32_t>> prompts;
-  for (int32_t s = 0; s < 5; ++s) prompts.push_back(tokens_of(30 + 60 * s, kVocab, s));
+  for (int32_t s = 0; s < 5; ++s) prompts.push_back(tokens_of(20 + 40 * s, kVocab, s));
   const Decoded expected = decode_greedily(*plain, prompts, 20, 0);
   expect_same(expected, decode_greedily(*engine, prompts, 20, 0), "tokens from the host");
   expect_same(expected, decode_greedily(*engine, prompts, 20, 1), "tokens from the device");

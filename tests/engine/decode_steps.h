@@ -27,6 +27,15 @@ inline Decoded decode_greedily(InferEngine& engine, const std::vector<std::vecto
   int32_t next_block = 0;
   for (size_t s = 0; s < count; ++s)
     for (int64_t t = 0; t < std::ssize(prompts[s]) + steps; t += block_size) tables[s].push_back(next_block++);
+  // Of each group with a window a sequence has a ring of blocks.
+  std::vector<std::vector<std::vector<int32_t>>> windows(count);
+  for (size_t s = 0; s < count; ++s)
+    for (const modules::WindowGroup& group : engine.cache_spec().windows) {
+      const auto length = static_cast<int32_t>(group.num_blocks / engine.max_batch_size());
+      std::vector<int32_t>& table = windows[s].emplace_back();
+      for (int32_t i = 0; i < std::ssize(tables[s]); ++i)
+        table.push_back(static_cast<int32_t>(s) * length + i % length);
+    }
   std::vector<int64_t> cached(count, 0);
   std::vector<int32_t> last(count, 0);
   const auto plan_of = [&](bool prompt, bool from_device) {
@@ -35,6 +44,7 @@ inline Decoded decode_greedily(InferEngine& engine, const std::vector<std::vecto
       plan.push_back({.tokens = prompt ? std::span(prompts[s]) : std::span(last).subspan(s, 1),
                       .cached = cached[s],
                       .blocks = tables[s],
+                      .windows = windows[s],
                       .row = from_device ? static_cast<int32_t>(s) : -1});
       cached[s] += std::ssize(plan.back().tokens);
     }
