@@ -145,7 +145,7 @@ class Trainer {
   const pipeline::Program& training_program() const { return *training_[0]; }
 
  private:
-  // What is known of a tensor that is rounded with delayed scaling.
+  // The largest magnitudes of earlier steps of a tensor that is rounded with delayed scaling.
   struct AmaxHistory {
     std::string name;             // "amax." + what is rounded
     std::vector<float> previous;  // newest first

@@ -25,7 +25,7 @@ std::vector<const Fp8TensorEncoding*> every_tensor_encoding() {
   return all;
 }
 
-// Of sizes over many octaves, so that subnormal codes are among them.
+// Random values whose sizes span many octaves, so that some become subnormal codes.
 Tensor tensor_of_many_sizes(int64_t rows, int64_t columns) {
   Tensor values = Tensor::on_host(DType::f32, {rows, columns});
   for (int64_t i = 0; i < rows * columns; ++i)

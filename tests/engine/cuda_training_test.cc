@@ -3,8 +3,10 @@
 // Training on a GPU: it scores with the bits of serving, repeats itself to the bit, and learns as on the CPU.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <string_view>
 
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/models/decoders/decoder.h"
@@ -168,15 +170,19 @@ TEST_F(CudaFp8Training, RepeatsItselfAndLearnsAsOnTheCpu) {
   const BlockModel block;
   for (const char* products : {"fp8_block128", "fp8_tensor", "fp8_tensor_delayed"}) {
     SCOPED_TRACE(products);
-    const Progress exact = block.run("cpu", products, kSteps), run = block.run("cuda", products, kSteps),
-                   again = block.run("cuda", products, kSteps);
+    const Progress plain = block.run("cpu", "plain", kSteps), exact = block.run("cpu", products, kSteps),
+                   run = block.run("cuda", products, kSteps), again = block.run("cuda", products, kSteps);
     expect_same_bits(run.losses, again.losses, "losses");
     expect_same_bits(run.norms, again.norms, "norms");
     EXPECT_LT(run.losses.back(), 0.8f * run.losses.front());
-    // Both devices round operands to 8 bits alike; on the GPU activations are rounded to bf16 besides. What that
-    // changes in a step is a share of what steps change, which is the first loss at most.
-    for (size_t i = 0; i < exact.losses.size(); ++i)
-      EXPECT_NEAR(run.losses[i], exact.losses[i], 0.03 * static_cast<double>(exact.losses[0])) << "step " << i;
+    // On the GPU activations are rounded to bf16 besides, which moves a loss by up to 3 %. A scale of a whole tensor
+    // then differs, and with it the roundings of all its codes: losses differ by what such roundings have moved so far.
+    double moved = 0;
+    for (size_t i = 0; i < exact.losses.size(); ++i) {
+      const double loss = exact.losses[i];
+      if (std::string_view(products) != "fp8_block128") moved = std::max(moved, std::fabs(loss - plain.losses[i]));
+      EXPECT_NEAR(run.losses[i], loss, 0.03 * loss + moved) << "step " << i;
+    }
   }
 }
 

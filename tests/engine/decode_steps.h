@@ -27,7 +27,7 @@ inline Decoded decode_greedily(InferEngine& engine, const std::vector<std::vecto
   int32_t next_block = 0;
   for (size_t s = 0; s < count; ++s)
     for (int64_t t = 0; t < std::ssize(prompts[s]) + steps; t += block_size) tables[s].push_back(next_block++);
-  // Of each group with a window a sequence has a ring of blocks.
+  // Each sequence has a ring of blocks in every cache group with a window.
   std::vector<std::vector<std::vector<int32_t>>> windows(count);
   for (size_t s = 0; s < count; ++s)
     for (const modules::WindowGroup& group : engine.cache_spec().windows) {

@@ -265,7 +265,7 @@ TEST_P(CudaAppend, HasTheBitsOfTheEncoding) {
                      outputs[] = {y.view, cache_k, cache_v};
     test::plan_for(*cuda::rope_qk_append_kernels()[0], "rope_qk_append", AttrsRef(attrs), inputs, outputs, context)
         ->run({.inputs = inputs, .outputs = outputs, .context = &context});
-    // What rope gives, of which one key has a NaN or an infinity.
+    // Rotated queries and keys; one key has a NaN or an infinity.
     const auto rotate = [&](const Tensor& x) {
       const Tensor result = allocate_tensor(*device, a.dtype, x.view.shape);
       const TensorView from[] = {x.view, table.view}, to[] = {result.view};

@@ -391,7 +391,8 @@ std::vector<Workload> attention() {
         cached(dtype, kv, shape, 70, 2, 33, 16, 9);  // prefill and decode, a window
         cached(dtype, kv, shape, 1, 1, 0, 16, 71);   // splits
       }
-      // What the tensor cores of GPUs take: decode of few sequences and of many, in splits, and prompts beside decode.
+      // Shapes that the tensor-core kernels of GPUs take: decode of few and of many sequences, keys of several splits,
+      // and prompts beside decode.
       if (dtype == kBf16 && (kv.encoding != nullptr || kv.dtype == kBf16))
         for (const Shape& shape : {Shape{4, 2, 64}, Shape{4, 2, 128, 128, 0.05f}, Shape{10, 1, 64, 64, 0, true},
                                    Shape{3, 1, 128, 128, 0.1f, true}, Shape{2, 1, 256, 256, 0.05f}}) {

@@ -71,7 +71,7 @@ class Differentiator {
   static bool is_recv(const Node& node) { return dynamic_cast<const ops::Recv*>(node.op.get()) != nullptr; }
 
   void make_forward(Node& node) {
-    // Also of a frozen weight, whose rounded values a backward pass reads.
+    // The rounding of a frozen weight, too, is of the forward pass: a backward pass reads what it rounded.
     if (dynamic_cast<const ops::Quantize*>(node.op.get()) != nullptr) node.pass = Pass::forward;
     if (!needs_backward(node) || is_recv(node)) return;
     if (!node.op->has_backward() && !node.op->passes_gradient_through())

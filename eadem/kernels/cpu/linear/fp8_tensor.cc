@@ -136,7 +136,7 @@ const Encoding* wanted_beside_weight(const KernelRequest& r, int input) {
   return input == TensorPort::x ? encoding_beside(r, TensorKind::e4m3) : nullptr;
 }
 
-// Of x, too, where only dx is made: the plain x need not be kept for its shape.
+// x is wanted in 8 bits even where only dx is made, so that no plain x has to be kept for its shape.
 const Encoding* wanted_beside_weight_backward(const KernelRequest& r, int input) {
   return input == TensorPort::x    ? encoding_beside(r, TensorKind::e4m3)
          : input == TensorPort::dy ? encoding_beside(r, TensorKind::e5m2)

@@ -183,7 +183,8 @@ class MatmulPlan {
   bool gated_;
   Routines routines_;
   Bf16Product bf16_product_ = nullptr;
-  // Of one row, of more (on tiles or by products of bf16), and of more long rows.
+  // How a product is divided into blocks: with one row, with several (on tiles or by bf16 products), and with several
+  // that are long.
   Blocks blocks_, tile_blocks_, long_blocks_;
   int64_t packed_floats_, worker_floats_;
   bool has_order_;

@@ -37,7 +37,7 @@ MatrixLayout make_layout(cudaDataType_t type, int64_t rows, int64_t cols) {  // 
   return MatrixLayout(layout);
 }
 
-// Of a dense matrix.
+// Sets the number of rows of a dense matrix.
 void set_height(const MatrixLayout& layout, int64_t rows) {
   const uint64_t value = static_cast<uint64_t>(rows);
   EADEM_CUBLAS_CALL(

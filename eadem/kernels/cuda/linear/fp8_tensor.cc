@@ -86,7 +86,7 @@ const Encoding* wanted_beside_weight(const KernelRequest& request, int input) {
   return input == TensorPort::x ? beside_weight(request, TensorKind::e4m3) : nullptr;
 }
 
-// Of x, too, where only dx is made: the plain x need not be kept for its shape.
+// x is wanted in 8 bits even where only dx is made, so that no plain x has to be kept for its shape.
 const Encoding* wanted_beside_weight_backward(const KernelRequest& request, int input) {
   return input == TensorPort::x    ? beside_weight(request, TensorKind::e4m3)
          : input == TensorPort::dy ? beside_weight(request, TensorKind::e5m2)

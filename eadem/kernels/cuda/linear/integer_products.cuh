@@ -7,20 +7,20 @@
 //   u = I' * D   of four bits
 //   u = C * d    of six bits
 //
-//   I    of the chunk, the sum of sub-scale * code * token's code: an integer below 2^24 (int8_chunks.h bounds the sum
-//   of
-//        the token's codes), which has one value in whatever order its terms are added
-//   I'   I and one step of 16 columns of the tensor core (mma.cuh) more, which subtracts m * S for each half of a
-//   group:
-//        m = sub-min * dmin / D, rounded to f16, S the sum of the token's codes
+//   I    of the chunk, the sum of sub-scale * code * token's code: an integer below 2^24, since the sum of the token's
+//        codes is bounded (int8_chunks.h). It has one value in whatever order its terms are added
+//   I'   I after one step of 16 columns of the tensor core (mma.cuh) more, which subtracts m * S for each half of a
+//        group: m = sub-min * dmin / D, rounded to f16; S is the sum of the token's codes
 //   D    d, unless m would be larger than an f16 can be (MinScale)
 //   C    of the chunk, a chain of tensor-core products of 16 columns each: (code - 32) * sub-scale, rounded to f16,
 //        times the token's code
 //   d, dmin  the scales of the weight's block; scale_c is the token's
 //
-// Codes become f16 without arithmetic: their bits are those of code * 2^-24. So all of I' is multiplied by 2^-19, and
-// of the minimums, m by 2^-7 and S by 2^-12. In an f16 fragment columns 2 t and 2 t + 8 of a step stand at 2 t and 2 t
-// + 1, 2 t + 1 and 2 t + 9 at 2 t + 8 and 2 t + 9, as a word of four codes has them in its halves.
+// A code of four bits is an f16 as it lies in its word: its bits are those of code * 2^-24. So all of I' is multiplied
+// by 2^-19, and of the minimums, m by 2^-7 and S by 2^-12.
+//
+// The halves of such a word hold columns 2 t and 2 t + 8, or 2 t + 1 and 2 t + 9, of a step. So f16 fragments have
+// columns 2 t and 2 t + 8 at places 2 t and 2 t + 1, and columns 2 t + 1 and 2 t + 9 at places 2 t + 8 and 2 t + 9.
 #pragma once
 
 #include <cuda_fp16.h>

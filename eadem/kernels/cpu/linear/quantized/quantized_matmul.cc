@@ -217,7 +217,7 @@ void quantized_tiles(float* c, const QuantizedRows& x, int64_t r0, int64_t rows,
 
 // Formats that tiles multiply faster than dot products do, and the rows from which on they do (step_tiles-inl.h).
 template <typename Format>
-inline constexpr bool kOnTiles = HWY_TARGET == HWY_AVX3&& Format::kDots == 1;
+inline constexpr bool kOnTiles = (HWY_TARGET == HWY_AVX3) && Format::kDots == 1;
 inline constexpr int64_t kLeastTileRows = 48;
 
 template <template <int> typename Dot, typename Format, bool kTiles>

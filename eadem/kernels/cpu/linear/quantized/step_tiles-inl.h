@@ -72,8 +72,8 @@ struct alignas(64) SumRing {
 };
 
 // Makes the sums of one step after the other: the steps of a panel, the panels of a block of 16 rows, and the blocks.
-// What it counts does not stand beside the ring: the compiler would keep it in memory, since the stores of tiles might
-// change it, and a step would take 10 cycles more.
+// The counters are apart from the ring that is written to. In one object with it the compiler would keep them in
+// memory, because the stores of tiles might change them, and a step would take 10 cycles more.
 template <bool kUnsigned>
 class StepSums {
  public:
