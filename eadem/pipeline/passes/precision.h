@@ -16,8 +16,8 @@ namespace eadem::pipeline {
 void insert_casts(Graph& graph);
 
 // Asks the kernels that serve `graph` on `device`. `forward_end`, the number of nodes in the forward pass, grows with
-// it. Requires and keeps inferred types. The state of a
-// rounding, if it has one, is named after its first reader: "scaling." + scope + ".x" or ".dy".
+// it. Requires and keeps inferred types. The state of a rounding, if it has one, is named after its first reader:
+// "scaling." + scope + ".x" or ".dy".
 void insert_quantize(Graph& graph, const Device& device, const SymbolValues& bounds, bool training,
                      size_t& forward_end);
 
