@@ -81,6 +81,13 @@ void check_products(const Encoding* products, const Mesh& mesh) {
                       tensor->name(), mesh.size(MeshAxis::pp));
 }
 
+// The name of products that check_products accepts.
+std::string_view name_of_products(const Encoding* products) {
+  for (const Products& one : all_products())
+    if (one.encoding == products) return one.name;
+  EADEM_UNREACHABLE("products without a name");
+}
+
 constexpr const char* kAmaxPrefix = "amax.";
 constexpr int64_t kScalingPitch = 16;  // f32: states begin at multiples of 64 bytes
 
@@ -105,6 +112,10 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
     throw InvalidArgument("weights of {} cannot be trained; expected f32 or bf16", dtype_name(options.weights));
   check_options(options);
   check_products(options.products, mesh_);
+  if (!ops::Quantize::has_scaling(options.products) && options.amax_history != TrainerOptions{}.amax_history)
+    throw InvalidArgument(
+        "amax_history is {}, but products are '{}'; only fp8_tensor_delayed takes scales from earlier steps",
+        options.amax_history, name_of_products(options.products));
   HardwareOverrides overrides;
   overrides.weights = options.weights;
   if (options.products != nullptr) overrides.rounded_weights = options.products;

@@ -43,6 +43,7 @@ struct TrainerOptions {
   // Experts' weights are refused. The output layer's product is not rounded.
   const Encoding* products = nullptr;
   // Delayed scaling: the scale of a tensor is that of its largest magnitude in so many steps before; 1 to 2^16.
+  // Other products take no other number than the default.
   int64_t amax_history = 16;
   int64_t batch_tokens = 4096;  // most tokens of one pass
   double beta1 = 0.9;

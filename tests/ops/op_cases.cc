@@ -10,6 +10,7 @@
 #include "eadem/core/encodings/stacked_encoding.h"
 #include "eadem/kernels/sample.h"
 #include "eadem/ops/all_ops.h"
+#include "tests/ops/device_groups.h"
 #include "tests/ops/expert_cases.h"
 #include "tests/ops/recurrent_cases.h"
 #include "tests/ops/selected_cases.h"
@@ -392,8 +393,8 @@ std::vector<Workload> attention() {
         cached(dtype, kv, shape, 1, 1, 0, 16, 71);   // splits
       }
       // Shapes that the tensor-core kernels of GPUs take: decode of few and of many sequences, keys of several splits,
-      // and prompts beside decode.
-      if (dtype == kBf16 && (kv.encoding != nullptr || kv.dtype == kBf16))
+      // and prompts beside decode. The CPU has no kernels of their own for them.
+      if (device_name() != "cpu" && dtype == kBf16 && (kv.encoding != nullptr || kv.dtype == kBf16))
         for (const Shape& shape : {Shape{4, 2, 64}, Shape{4, 2, 128, 128, 0.05f}, Shape{10, 1, 64, 64, 0, true},
                                    Shape{3, 1, 128, 128, 0.1f, true}, Shape{2, 1, 256, 256, 0.05f}}) {
           if (shape.head_dim > 128 && kv.encoding != nullptr) continue;
