@@ -228,7 +228,13 @@ bool CudaMatmul::takes(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, 
 const CudaMatmul::Plan& CudaMatmul::plan(const CudaMatmulProblem& problem, int64_t rows) {
   Plan& plan = plan_for(problem, 0);
   if (plan.chosen) return plan;
-  const std::vector<cublasLtMatmulAlgo_t> offered = algorithms(plan, rows);
+  std::vector<cublasLtMatmulAlgo_t> offered = algorithms(plan, rows);
+  // Of a small gradient with a long sum the library may offer split-K alone. Algorithms for a shorter sum serve as
+  // well.
+  for (int64_t fewer = rows / 4; offered.empty() && problem.one_scale && fewer >= 64; fewer /= 4) {
+    offered = algorithms(plan, fewer / 16 * 16);
+    std::erase_if(offered, [&](const cublasLtMatmulAlgo_t& algorithm) { return !takes(plan, algorithm, rows); });
+  }
   const auto found = std::find_if(offered.begin(), offered.end(), [&](const cublasLtMatmulAlgo_t& algorithm) {
     constexpr int64_t kRows[] = {1, 2, 7, 64, 65, 1000, 8192};
     const int64_t multiple = is_transposed_gradient(problem) ? 16 : 1;
