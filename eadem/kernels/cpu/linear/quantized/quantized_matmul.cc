@@ -47,7 +47,8 @@ HWY_INLINE Words fold(Words codes, Words sub_scale, int zero) {
 #endif
 }
 
-HWY_INLINE Words subtract_bytes(Words codes, int zero) {
+// Makes signed levels of codes, for tiles; targets without tiles do not call it.
+[[maybe_unused]] HWY_INLINE Words subtract_bytes(Words codes, int zero) {
 #if HWY_TARGET == HWY_SCALAR
   uint32_t word = hn::GetLane(codes), result = 0;
   for (int j = 0; j < 32; j += 8) result |= (((word >> j) - static_cast<uint32_t>(zero)) & 0xff) << j;
