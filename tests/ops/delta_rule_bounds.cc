@@ -11,6 +11,7 @@
 
 #include "eadem/ops/recurrent/gated_delta_rule_reference.h"
 #include "eadem/ops/recurrent/sequence_ports.h"
+#include "tests/ops/bound_terms.h"
 #include "tests/support/tolerance.h"
 
 namespace eadem::test {
@@ -22,12 +23,9 @@ using kernels::Pass;
 using ops::DeltaState;
 using ops::DeltaToken;
 using ops::RefTensor;
-using Bounds = std::vector<std::vector<double>>;
-using Inputs = std::span<const RefTensor>;
 using Row = std::vector<double>;
 
-constexpr double kU = 0x1p-24, kExp = 4 * kU, kSoftplus = 12 * kU, kSigmoid = kExp + 2 * kU, kSecondOrder = 1.01,
-                 kUnderflow = 0x1p-100;
+constexpr double kSoftplus = 12 * kU, kSigmoid = kExp + 2 * kU, kSecondOrder = 1.01, kStateUnderflow = 0x1p-100;
 
 enum Port { kQ, kK, kV, kA, kB, kALog, kDtBias, kQueryStart, kSlots, kState };
 
@@ -105,7 +103,7 @@ class Head {
       s.read_error.push_back(read + largest * error[j] * k);
       s.d_error.push_back(beta * s.read_error[j] + rounding);
       s.after_error.push_back(largest * error[j] + faded_size[j] * (s.decay_error + kU) + k * (beta * read + rounding) +
-                              k * d * (normal_ + 2 * kU) + kU * after_size[j] + kUnderflow);
+                              k * d * (normal_ + 2 * kU) + kU * after_size[j] + kStateUnderflow);
     }
     return s;
   }
@@ -133,7 +131,7 @@ void infer(const GatedDeltaRuleAttrs& attrs, Inputs in, Bounds& result) {
           result[0][head.value_row(t) + j] =
               kSecondOrder * length_of(s.token.q) *
                   (s.after_error[j] + size[j] * (head.sum_rows() + head.normal() + 2 * kU)) +
-              kUnderflow;
+              kStateUnderflow;
         state = s.after;
         error = s.after_error;
       }
@@ -200,7 +198,7 @@ void step_back(const GatedDeltaRuleAttrs& attrs, Inputs in, const ops::SequenceR
     for (size_t j = 0; j < columns; ++j)
       next_error[j] =
           largest * (error[j] + k * own_error[j] + k * std::fabs(dr[j]) * (normal + 2 * kU) + kU * corrected[j]) +
-          faded[j] * (s.decay_error + kU) + kUnderflow;
+          faded[j] * (s.decay_error + kU) + kStateUnderflow;
     double dg_total = 0, dg_total_error = 0, dg_sizes = 0;
     for (size_t i = 0; i < rows; ++i) {
       double dq = 0, dq_error = 0, dk = 0, dk_error = 0, dg = 0, dg_error = 0;
@@ -288,7 +286,7 @@ void differentiate(const GatedDeltaRuleAttrs& attrs, Inputs in, Inputs expected,
       if (parameter) result[port][i] += additions * (sums.size[port][i] + std::fabs(initial[port].data[i]));
     }
   for (Row& bounds : result)
-    for (double& bound : bounds) bound = kSecondOrder * bound + kUnderflow;
+    for (double& bound : bounds) bound = kSecondOrder * bound + kStateUnderflow;
 }
 
 }  // namespace

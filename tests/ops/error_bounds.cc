@@ -4,15 +4,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include "eadem/core/encodings/block_encoding.h"
-#include "eadem/core/encodings/fp8_encoding.h"
-#include "eadem/core/encodings/fp8_tensor_encoding.h"
-#include "eadem/core/encodings/group_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/ops/all_ops.h"
+#include "tests/ops/attention_bounds.h"
+#include "tests/ops/bound_terms.h"
 #include "tests/ops/delta_rule_bounds.h"
 #include "tests/ops/expert_bounds.h"
 #include "tests/ops/latent_bounds.h"
+#include "tests/ops/linear_bounds.h"
 #include "tests/ops/recurrent_bounds.h"
 #include "tests/ops/selected_bounds.h"
 #include "tests/ops/state_space_cases.h"
@@ -26,53 +25,6 @@ namespace {
 using kernels::ActivationKind;
 using kernels::Pass;
 using ops::RefTensor;
-using Bounds = std::vector<std::vector<double>>;
-using Inputs = std::span<const RefTensor>;
-
-constexpr double kU = 0x1p-24;
-constexpr double kExp = 4 * kU, kTanh = 8 * kU;
-// Where an exponential leaves f32 the quotients it stands in are below this; kernels may flush them.
-constexpr double kUnderflow = 0x1p-120;
-
-RefTensor absolute(const RefTensor& x) {
-  RefTensor result = x;
-  for (double& value : result.data) value = std::fabs(value);
-  return result;
-}
-
-std::vector<RefTensor> absolute(Inputs tensors) {
-  std::vector<RefTensor> result;
-  for (const RefTensor& tensor : tensors) result.push_back(absolute(tensor));
-  return result;
-}
-
-// Sums of the absolute values of the terms of every output of an op that is linear in each input: the op itself on
-// absolute values.
-std::vector<RefTensor> magnitudes(const ops::Op& op, Pass pass, Inputs in, Inputs initial) {
-  const std::vector<RefTensor> sizes = absolute(in);
-  std::vector<RefTensor> out = absolute(initial);
-  op.reference(pass, sizes, out);
-  return out;
-}
-
-std::vector<double> scaled(double factor, const std::vector<double>& values) {
-  std::vector<double> result = values;
-  for (double& value : result) value = factor * std::fabs(value);
-  return result;
-}
-
-// Every output is exact, or rounded from an exact value.
-Bounds exact(std::span<const RefTensor> expected) {
-  Bounds result;
-  for (const RefTensor& tensor : expected) result.emplace_back(tensor.data.size(), 0.0);
-  return result;
-}
-
-Bounds relative(double error, std::span<const RefTensor> expected) {
-  Bounds result;
-  for (const RefTensor& tensor : expected) result.push_back(scaled(error, tensor.data));
-  return result;
-}
 
 Bounds embedding(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial) {
   const bool scaled_rows = op.attrs().get<kernels::EmbeddingAttrs>().scale != 1;
@@ -80,82 +32,6 @@ Bounds embedding(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Input
   // At most every token hits one row; a scale is one more rounding of each term.
   const double additions = static_cast<double>(in[0].data.size()) + (scaled_rows ? 2 : 1);
   return {scaled(gamma_f32(additions), magnitudes(op, pass, in, initial)[0].data)};
-}
-
-// Rounded to bf16, a value of x moves by 2^-8 of itself at most, and below the normal numbers it becomes zero.
-Bounds linear(const ops::Op& op, Pass pass, Inputs in, Inputs initial, bool rounds_x) {
-  const std::vector<RefTensor> sizes = magnitudes(op, pass, in, initial);
-  const double tokens = static_cast<double>(in[0].shape[0]), width = static_cast<double>(in[0].shape[1]),
-               outputs = static_cast<double>(in[1].shape[0]);
-  if (pass != Pass::backward && rounds_x) {
-    const double rounding = dtype_unit_roundoff(DType::bf16);
-    Bounds result = {scaled(rounding + (1 + rounding) * gamma_f32(width + 2), sizes[0].data)};
-    for (double& bound : result[0]) bound += kUnderflow;
-    return result;
-  }
-  if (pass != Pass::backward) return {scaled(gamma_f32(width + 1), sizes[0].data)};  // products, then the bias
-  return {scaled(gamma_f32(outputs), sizes[0].data), scaled(gamma_f32(tokens + 1), sizes[1].data),
-          scaled(gamma_f32(tokens + 1), sizes[2].data)};
-}
-
-// |scale level| + |min| of each column of a row.
-void term_sizes(std::vector<double>& sizes, const TensorView& encoded, int64_t row) {
-  const int64_t width = encoded.shape[1];
-  if (const GroupEncoding* groups = GroupEncoding::of(encoded.encoding)) {
-    std::vector<uint8_t> codes(static_cast<size_t>(width));
-    groups->unpack_codes(codes.data(), encoded, row, 0, width);
-    for (int64_t j = 0; j < width; ++j) {
-      const int64_t g = j / groups->group_columns(width);
-      const int middle = groups->format().middle();
-      sizes[static_cast<size_t>(groups->column(encoded, j))] =
-          std::fabs(static_cast<double>(groups->scale(encoded, row, g))) *
-          (std::abs(codes[static_cast<size_t>(j)] - middle) + std::abs(groups->zero(encoded, row, g) - middle));
-    }
-    return;
-  }
-  const BlockEncoding& encoding = *BlockEncoding::of(encoded.encoding);
-  const BlockFormat& format = encoding.format();
-  const auto* block = static_cast<const uint8_t*>(encoded.data) + row * encoding.row_bytes(width);
-  for (size_t k = 0; k < static_cast<size_t>(width); block += format.block_bytes) {
-    BlockParts parts{};
-    encoding.unpack(parts, block);
-    for (size_t i = 0; i < static_cast<size_t>(format.block_size); ++i, ++k) {
-      const size_t g = i / static_cast<size_t>(format.group_size);
-      sizes[k] = std::fabs(static_cast<double>(parts.scale) * parts.sub_scales[g] * format.level(parts.codes[i]));
-      if (format.has_min) sizes[k] += std::fabs(static_cast<double>(parts.min) * parts.sub_mins[g]);
-    }
-  }
-}
-
-// A value of x moves by at most half a unit, 1 / 254 of the largest of its 32 (256 where an output has one scale), and
-// by the roundings of the unit and of the quotient (8 u of that largest are more). Then one f32 chain over the groups
-// of 32, whose terms are no larger than the largest x times (|scale level| + |min|); a term takes at most 7 roundings,
-// and so does the bias.
-Bounds quantized_linear(Inputs in, const TensorView& encoded, size_t group) {
-  const size_t tokens = static_cast<size_t>(in[0].shape[0]), width = static_cast<size_t>(in[0].shape[1]),
-               outputs = static_cast<size_t>(in[1].shape[0]);
-  const size_t row_groups = (width + group - 1) / group;
-  std::vector<double> largest(tokens * row_groups, 0.0);
-  for (size_t t = 0; t < tokens; ++t)
-    for (size_t k = 0; k < width; ++k) {
-      double& most = largest[t * row_groups + k / group];
-      most = std::max(most, std::fabs(in[0].data[t * width + k]));
-    }
-  std::vector<double> sizes(width), bound(tokens * outputs);
-  for (size_t n = 0; n < outputs; ++n) {
-    term_sizes(sizes, encoded, static_cast<int64_t>(n));
-    for (size_t t = 0; t < tokens; ++t) {
-      double moved = 0, magnitude = 0;
-      for (size_t k = 0; k < width; ++k) {
-        const double most = largest[t * row_groups + k / group];
-        moved += most * (0.5 / 127 + 8 * kU) * std::fabs(in[1].data[n * width + k]);
-        magnitude += most * sizes[k];
-      }
-      if (!in[2].data.empty()) magnitude += std::fabs(in[2].data[n]);
-      bound[t * outputs + n] = moved + gamma_f32(static_cast<double>(row_groups) + 8) * magnitude;
-    }
-  }
-  return {bound};
 }
 
 Bounds rms_norm(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial) {
@@ -338,147 +214,6 @@ Bounds rope(const ops::Op& op, Inputs in, Pass pass, Inputs expected) {
   return result;
 }
 
-// How far each of n numbers moves when they are rounded to codes -127 … 127 times a scale. The roundings of the scale
-// and of a quotient move it by no more than 4 u of the largest, or choose between two codes that are as far.
-std::vector<double> moved_by_codes(const double* x, size_t n) {
-  double largest = 0;
-  for (size_t i = 0; i < n; ++i) largest = std::max(largest, std::fabs(x[i]));
-  std::vector<double> moved(n, 0.0);
-  const double unit = largest / 127;
-  for (size_t i = 0; i < n && unit > 0; ++i)
-    moved[i] = std::fabs(x[i] - unit * std::nearbyint(x[i] / unit)) + 4 * kU * largest;
-  return moved;
-}
-
-// The loops of the reference on absolute values; see kernels/attention/attention.h.
-Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool rounded_queries, bool rounded_weights) {
-  const auto attrs = op.attrs().get<kernels::AttentionAttrs>();
-  const int64_t heads = attrs.heads, kv_heads = attrs.kv_heads, dim = attrs.head_dim, value_dim = attrs.values();
-  const double scale = std::fabs(static_cast<double>(attrs.scale)), cap = static_cast<double>(attrs.softcap);
-  const bool cached = attrs.source == kernels::KvSource::cached, backward = pass == Pass::backward;
-  const RefTensor &q = in[0], &k = in[1], &v = in[2];
-  const auto first_of = [&](int64_t position) {
-    if (attrs.chunk > 0) return position - position % attrs.chunk;
-    return attrs.window > 0 ? std::max<int64_t>(0, position - attrs.window + 1) : 0;
-  };
-  Bounds result = exact(expected);
-  for (int64_t s = 0; s < in[4].shape[0]; ++s) {
-    const auto begin = static_cast<int64_t>(in[3].data[static_cast<size_t>(s)]);
-    const auto end = static_cast<int64_t>(in[3].data[static_cast<size_t>(s) + 1]);
-    const auto length = static_cast<int64_t>(in[4].data[static_cast<size_t>(s)]);
-    // The row of a key and its value.
-    const auto row_at = [&](int64_t j, int64_t g) {
-      if (!cached) return (begin + j) * kv_heads + g;
-      const int64_t size = k.shape[2];
-      const auto block = static_cast<int64_t>(in[5].data[static_cast<size_t>(s * in[5].shape[1] + j / size)]);
-      return (block * kv_heads + g) * size + j % size;
-    };
-    const auto key_at = [&](int64_t j, int64_t g) { return static_cast<size_t>(row_at(j, g) * dim); };
-    const auto value_at = [&](int64_t j, int64_t g) { return static_cast<size_t>(row_at(j, g) * v.shape.back()); };
-    for (int64_t t = begin; t < end; ++t)
-      for (int64_t h = 0; h < heads; ++h) {
-        const int64_t g = h / (heads / kv_heads), position = length - (end - begin) + t - begin;
-        const int64_t first = first_of(position);
-        const auto row = static_cast<size_t>((t * heads + h) * dim),
-                   y_row = static_cast<size_t>((t * heads + h) * value_dim);
-        const double keys = static_cast<double>(position - first + 1);
-        std::vector<double> score;
-        double largest = -HUGE_VAL, widest = 0, query_error = 0;
-        const std::vector<double> moved =
-            rounded_queries ? moved_by_codes(&q.data[row], static_cast<size_t>(dim)) : std::vector<double>();
-        for (int64_t j = first; j <= position; ++j) {
-          double dot = 0, size = 0, query_moved = 0;
-          for (size_t d = 0; d < static_cast<size_t>(dim); ++d) {
-            const double term = q.data[row + d] * k.data[key_at(j, g) + d];
-            dot += term;
-            size += std::fabs(term);
-            if (!rounded_queries) continue;
-            query_moved += moved[d] * std::fabs(k.data[key_at(j, g) + d]);
-          }
-          const double product = static_cast<double>(attrs.scale) * dot;
-          score.push_back(cap > 0 ? cap * std::tanh(product / cap) : product);
-          largest = std::max(largest, score.back());
-          widest = std::max(widest, scale * (size + query_moved));
-          query_error = std::max(query_error, scale * query_moved);
-        }
-        // A score is a product of head_dim terms, the scale and the subtraction of a maximum that is itself a score;
-        // in an encoded cache a key has a scale besides, which the kernel multiplies the product with and whoever
-        // decodes it (that is where the reference's keys are from) each number.
-        // A soft cap, of slope 1 at most, has its quotient, its hyperbolic tangent and a product besides.
-        const double score_error =
-            gamma_f32(static_cast<double>(dim) + 6) * widest + (cap > 0 ? (kTanh + 3 * kU) * widest : 0);
-        const double sink = attrs.sinks ? in[backward ? 7 : 6].data[static_cast<size_t>(h)] : -HUGE_VAL;
-        if (attrs.sinks) largest = std::max(largest, sink), widest = std::max(widest, std::fabs(sink));
-        if (!backward) {
-          // p: its score and the maximum, an exponential; rescaled once per chunk, and when its span's sums are merged
-          // with those of other spans; then the weighted sum over the keys (whose values, encoded, have scales as
-          // well), the sum of p over the keys, and their quotient.
-          const double chunks = keys / static_cast<double>(kernels::kAttentionChunk) + 2 +
-                                keys / static_cast<double>(kernels::kAttentionSplit) + 2;
-          // A sink rescales once more.
-          const double weight =
-              2 * score_error + kExp + (attrs.sinks ? kExp + kU * widest : 0) + chunks * (kExp + 2 * kU);
-          // Where the query moves, every exponential and so their sum may change by the factor exp(query_error).
-          const double moved = std::exp(2 * query_error);
-          const double exact_error = moved - 1 + moved * (2 * weight + 2 * gamma_f32(keys + 4));
-          // Where p is rounded to bf16 for the sum over the values, but not for the sum of p.
-          const double rounding = rounded_weights ? dtype_unit_roundoff(DType::bf16) : 0.0;
-          const double error = exact_error + rounding * (1 + exact_error);
-          double sum = attrs.sinks ? std::exp(sink - largest) : 0;
-          for (double value : score) sum += std::exp(value - largest);
-          for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d) {
-            double size = 0;
-            for (int64_t j = first; j <= position; ++j)
-              size += std::exp(score[static_cast<size_t>(j - first)] - largest) / sum *
-                      std::fabs(v.data[value_at(j, g) + d]);
-            result[0][y_row + d] = error * size + kUnderflow;
-          }
-          if (result.size() > 1 && !result[1].empty())
-            result[1][static_cast<size_t>(t * heads + h)] =
-                score_error + weight + gamma_f32(keys) + kExp * std::log(sum) + kU * std::fabs(largest);
-          continue;
-        }
-        // p = exp(s - lse) with s of the error above; every gradient sums products of p over keys or tokens and heads.
-        const RefTensor &y = in[5], &lse = in[6], &dy = in.back();
-        const double log_sum = lse.data[static_cast<size_t>(t * heads + h)];
-        const double group = static_cast<double>((end - begin) * (heads / kv_heads));
-        double dy_y = 0;
-        for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
-          dy_y += std::fabs(dy.data[y_row + d] * y.data[y_row + d]);
-        const double p_error = score_error + kU * (std::fabs(log_sum) + widest) + kExp;
-        // The slope of a soft cap: 1 - t^2, whose t has the error of its argument.
-        const double slope_error = cap > 0 ? 2 * (score_error / cap + kTanh) + 4 * kU : 0;
-        if (attrs.sinks && !result[3].empty()) {
-          const auto tokens = static_cast<double>(q.shape[0]);
-          const double term = std::exp(sink - log_sum) * dy_y;
-          result[3][static_cast<size_t>(h)] +=
-              term * (p_error + gamma_f32(static_cast<double>(value_dim) + tokens + 4)) +
-              kU * std::fabs(expected[3].data[static_cast<size_t>(h)]) / tokens;
-        }
-        for (int64_t j = first; j <= position; ++j) {
-          const double p = std::exp(score[static_cast<size_t>(j - first)] - log_sum);
-          const size_t key = key_at(j, g), value = value_at(j, g);
-          double dy_v = 0;
-          for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
-            dy_v += std::fabs(dy.data[y_row + d] * v.data[value + d]);
-          const double ds = p * (dy_v + dy_y) * scale;
-          // Where p and ds are rounded to bf16 before they are multiplied.
-          const double rounding = rounded_weights ? dtype_unit_roundoff(DType::bf16) * (1 + 0x1p-8) : 0.0;
-          const double ds_error = rounding + p_error + slope_error + gamma_f32(static_cast<double>(value_dim) + 4);
-          for (size_t d = 0; d < static_cast<size_t>(dim); ++d) {
-            if (!result[0].empty())
-              result[0][row + d] += ds * std::fabs(k.data[key + d]) * (ds_error + gamma_f32(keys + 2));
-            if (!result[1].empty())
-              result[1][key + d] += ds * std::fabs(q.data[row + d]) * (ds_error + gamma_f32(group + 2));
-          }
-          for (size_t d = 0; d < static_cast<size_t>(value_dim) && !result[2].empty(); ++d)
-            result[2][value + d] += p * std::fabs(dy.data[y_row + d]) * (rounding + p_error + gamma_f32(group + 2));
-        }
-      }
-  }
-  return result;
-}
-
 Bounds softmax(Pass pass, Inputs in, Inputs expected) {
   Bounds result = exact(expected);
   const auto n = static_cast<size_t>(in[0].shape.back());
@@ -634,28 +369,11 @@ Bounds streams(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs 
 
 }  // namespace
 
-std::vector<double> bounds_of_chunked_linear(Inputs in, const TensorView& encoded) {
-  std::vector<double> bounds = quantized_linear(in, encoded, 256)[0];
-  const size_t width = static_cast<size_t>(in[0].shape[1]), outputs = static_cast<size_t>(in[1].shape[0]);
-  for (size_t i = 0; i < bounds.size(); ++i)
-    for (size_t k = 0; k < width; ++k)
-      bounds[i] += 0x1p-11 * std::fabs(in[0].data[i / outputs * width + k] * in[1].data[i % outputs * width + k]);
-  return bounds;
-}
-
 Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial, const TensorView& encoded,
                     bool rounds_to_bf16) {
   const std::string_view name = op.name();
   if (name == "embedding") return embedding(op, pass, in, expected, initial);
-  // 8-bit floats are decoded, and multiplied as f32.
-  const bool rounds_to_int8 = name == "linear" && pass != Pass::backward &&
-                              op.attrs().get<kernels::LinearAttrs>().matmul_input == MatmulInput::int8;
-  if (rounds_to_int8 && encoded.defined() && Fp8Encoding::of(encoded.encoding) == nullptr &&
-      Fp8TensorEncoding::of(encoded.encoding) == nullptr) {
-    const GroupEncoding* groups = GroupEncoding::of(encoded.encoding);
-    return quantized_linear(in, encoded, groups != nullptr && groups->format().group_size == 0 ? 256 : 32);
-  }
-  if (name == "linear") return linear(op, pass, in, initial, rounds_to_bf16);
+  if (name == "linear") return linear_bounds(op, pass, in, initial, encoded, rounds_to_bf16);
   if (name == "rms_norm") return rms_norm(op, pass, in, expected, initial);
   if (name == "layer_norm") return layer_norm(op, pass, in, expected, initial);
   if (name == "scale") return scale(op, pass, in, expected);
@@ -669,8 +387,8 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
   if (name == "scale_by_position") return relative(gamma_f32(2), expected);  // a factor that is rounded, and a product
   // Queries are rounded as the keys of an int8 cache are, but on a GPU.
   if (name == "attention")
-    return attention(op, pass, in, expected, encoded.encoding == &RowEncoding::int8() && !rounds_to_bf16,
-                     rounds_to_bf16);
+    return attention_bounds(op, pass, in, expected, encoded.encoding == &RowEncoding::int8() && !rounds_to_bf16,
+                            rounds_to_bf16);
   if (name == "selected_attention") return selected_bounds(op, pass, in, expected);
   if (name == "latent_attention")
     return latent_bounds(op, in, encoded.encoding == &RowEncoding::int8(), rounds_to_bf16);

@@ -6,6 +6,7 @@
 
 #include "eadem/core/encodings/stacked_encoding.h"
 #include "eadem/ops/all_ops.h"
+#include "tests/ops/bound_terms.h"
 #include "tests/ops/error_bounds.h"
 #include "tests/support/tolerance.h"
 
@@ -15,10 +16,6 @@ namespace {
 
 using kernels::Pass;
 using ops::RefTensor;
-using Bounds = std::vector<std::vector<double>>;
-using Inputs = std::span<const RefTensor>;
-
-constexpr double kU = 0x1p-24, kExp = 4 * kU, kUnderflow = 0x1p-120;
 
 Bounds zero_bounds(Inputs expected) {
   Bounds result;

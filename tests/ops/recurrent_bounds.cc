@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "eadem/ops/all_ops.h"
+#include "tests/ops/bound_terms.h"
 #include "tests/support/tolerance.h"
 #include "tests/support/values.h"
 
@@ -13,17 +14,6 @@ namespace {
 
 using kernels::Pass;
 using ops::RefTensor;
-using Bounds = std::vector<std::vector<double>>;
-using Inputs = std::span<const RefTensor>;
-
-constexpr double kU = 0x1p-24, kExp = 4 * kU, kUnderflow = 0x1p-120;
-
-std::vector<RefTensor> absolute(Inputs tensors) {
-  std::vector<RefTensor> result(tensors.begin(), tensors.end());
-  for (RefTensor& tensor : result)
-    for (double& value : tensor.data) value = std::fabs(value);
-  return result;
-}
 
 // z of every token and channel, and the sum of the absolute values of its terms.
 struct Convolved {

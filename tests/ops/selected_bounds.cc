@@ -11,6 +11,7 @@
 #include "eadem/ops/attention/compressed_attention.h"
 #include "eadem/ops/attention/pooled/pool_keys.h"
 #include "eadem/ops/attention/pooled/pooled_attention.h"
+#include "tests/ops/bound_terms.h"
 #include "tests/support/tolerance.h"
 
 namespace eadem::test {
@@ -18,9 +19,6 @@ namespace eadem::test {
 namespace {
 
 using ops::RefTensor;
-using SelectedBounds = std::vector<std::vector<double>>;
-
-constexpr double kU = 0x1p-24, kExp = 4 * kU, kUnderflow = 0x1p-120;
 
 double size_of(const double* x, const double* y, int64_t n) {
   double sum = 0;
@@ -56,7 +54,7 @@ void add_key(SelectedRow& row, const kernels::SelectedAttentionAttrs& attrs, std
 // p: its score and the maximum, and an exponential; then the sum over the keys of p times values, which encoded have
 // scales as well, the sum of p, and their quotient.
 void forward_bounds(const SelectedRow& row, const kernels::SelectedAttentionAttrs& attrs, const RefTensor& v,
-                    SelectedBounds& result) {
+                    Bounds& result) {
   if (row.keys.empty()) return;  // exactly 0
   const double keys = static_cast<double>(row.keys.size());
   const double weight = 2 * row.score_error(attrs.head_dim) + kExp, error = 2 * weight + 2 * gamma_f32(keys + 4);
@@ -74,7 +72,7 @@ void forward_bounds(const SelectedRow& row, const kernels::SelectedAttentionAttr
 
 // p = exp(s - lse); every gradient sums products of p over keys, or over `sharers`, the queries that share a key.
 void backward_bounds(const SelectedRow& row, const kernels::SelectedAttentionAttrs& attrs,
-                     std::span<const RefTensor> in, double sharers, SelectedBounds& result) {
+                     std::span<const RefTensor> in, double sharers, Bounds& result) {
   const RefTensor &q = in[0], &k = in[1], &v = in[2], &y = in[6], &lse = in[7], &dy = in[8];
   const double* own_dy = &dy.data[row.y];
   const double log_sum = lse.data[row.index], dy_y = size_of(own_dy, &y.data[row.y], attrs.value_dim);
@@ -97,11 +95,11 @@ void backward_bounds(const SelectedRow& row, const kernels::SelectedAttentionAtt
 
 }  // namespace
 
-SelectedBounds selected_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
-                               std::span<const RefTensor> expected) {
+Bounds selected_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
+                       std::span<const RefTensor> expected) {
   const auto attrs = op.attrs().get<kernels::SelectedAttentionAttrs>();
   const int64_t group = attrs.heads / attrs.kv_heads, entries = in[3].shape[2];
-  SelectedBounds result;
+  Bounds result;
   for (const RefTensor& tensor : expected) result.emplace_back(tensor.data.size(), 0.0);
   for (const ops::RefSequence& s : ops::reference_sequences(in, 4, in[1], attrs.source))
     for (int64_t t = s.begin; t < s.end; ++t)
@@ -129,8 +127,8 @@ SelectedBounds selected_bounds(const ops::Op& op, kernels::Pass pass, std::span<
 }
 
 // Attention over the rows that each token sees.
-SelectedBounds compressed_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
-                                 std::span<const RefTensor> expected) {
+Bounds compressed_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
+                         std::span<const RefTensor> expected) {
   const ops::CompressedAttention compressed(op.attrs().get<kernels::CompressedAttentionAttrs>());
   return selected_bounds(compressed.as_selected(), pass, compressed.selected_inputs(in), expected);
 }
@@ -139,15 +137,9 @@ SelectedBounds compressed_bounds(const ops::Op& op, kernels::Pass pass, std::spa
 // value's scale in an encoded cache, the position, the weight that is 1 / length, the product and the first sum. A
 // token is part of length / stride rows, and a place in a block of no more rows than there are tokens; the sum of a
 // place of dweight runs over the columns as well.
-SelectedBounds compress_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
-                               std::span<const RefTensor> expected, std::span<const RefTensor> initial) {
+Bounds compress_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
+                       std::span<const RefTensor> expected, std::span<const RefTensor> initial) {
   const auto attrs = op.attrs().get<kernels::CompressKeysAttrs>();
-  const auto absolute = [](std::span<const RefTensor> tensors) {
-    std::vector<RefTensor> result(tensors.begin(), tensors.end());
-    for (RefTensor& tensor : result)
-      for (double& value : tensor.data) value = std::fabs(value);
-    return result;
-  };
   std::vector<RefTensor> sizes = absolute(initial), inputs(in.begin(), in.end());
   for (const size_t port : {size_t{0}, size_t{1}, size_t{2}}) inputs[port] = absolute(in.subspan(port, 1))[0];
   if (pass == kernels::Pass::backward) inputs[5] = absolute(in.subspan(5, 1))[0];
@@ -157,7 +149,7 @@ SelectedBounds compress_bounds(const ops::Op& op, kernels::Pass pass, std::span<
   const std::vector<double> additions = pass == kernels::Pass::backward
                                             ? std::vector<double>{length, tokens + width + 4, tokens + 3}
                                             : std::vector<double>{length};
-  SelectedBounds result;
+  Bounds result;
   for (size_t i = 0; i < expected.size(); ++i) {
     result.emplace_back();
     for (const double size : sizes[i].data) result[i].push_back(gamma_f32(additions[i] + 5) * size);
@@ -171,13 +163,13 @@ SelectedBounds compress_bounds(const ops::Op& op, kernels::Pass pass, std::span<
 
 // A weight p of a column: the sum of its gate and e, the difference to the largest one, each with its rounding, and an
 // exponential; then a sum of as many, of p or of products with x, and their quotient.
-SelectedBounds pool_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
-                           std::span<const RefTensor> expected, std::span<const RefTensor> initial) {
+Bounds pool_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
+                   std::span<const RefTensor> expected, std::span<const RefTensor> initial) {
   const auto attrs = op.attrs().get<kernels::PoolKeysAttrs>();
   const bool cached = attrs.source == kernels::KvSource::cached, backward = pass == kernels::Pass::backward;
   const auto width = static_cast<size_t>(attrs.width), columns = static_cast<size_t>(attrs.columns());
   const double over_row = gamma_f32(static_cast<double>(attrs.length()) + 3);
-  SelectedBounds result;
+  Bounds result;
   for (const RefTensor& tensor : expected) result.emplace_back(tensor.data.size(), 0.0);
   for (const ops::RefSequence& s : ops::reference_sequences(in, 3, in[0], attrs.source))
     for (int64_t t = s.begin; t < s.end; ++t) {
@@ -219,8 +211,8 @@ SelectedBounds pool_bounds(const ops::Op& op, kernels::Pass pass, std::span<cons
 
 // Attention over the keys of both ports, one behind the other, and a key of zeros whose score is the sink. A key's
 // gradient has products with queries and with gradients in one sum.
-SelectedBounds pooled_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
-                             std::span<const RefTensor> expected, std::span<const RefTensor> initial) {
+Bounds pooled_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
+                     std::span<const RefTensor> expected, std::span<const RefTensor> initial) {
   const auto& pooled = dynamic_cast<const ops::PooledAttention&>(op);
   const auto attrs = op.attrs().get<kernels::PooledAttentionAttrs>();
   const bool backward = pass == kernels::Pass::backward;
@@ -235,7 +227,7 @@ SelectedBounds pooled_bounds(const ops::Op& op, kernels::Pass pass, std::span<co
   if (backward) inputs.insert(inputs.end(), in.end() - 3, in.end());
   const kernels::SelectedAttentionAttrs as_selected{
       .heads = attrs.heads, .kv_heads = 1, .head_dim = attrs.width, .value_dim = attrs.width, .scale = attrs.scale};
-  SelectedBounds whole;
+  Bounds whole;
   if (backward)
     for (const size_t size : {expected[0].data.size(), all.size(), all.size()}) whole.emplace_back(size, 0.0);
   else
@@ -264,7 +256,7 @@ SelectedBounds pooled_bounds(const ops::Op& op, kernels::Pass pass, std::span<co
         sinks[h] += p * size * (kU * (std::fabs(sink) + std::fabs(lse.data[index])) + kExp + gamma_f32(terms));
       }
   if (!backward) return whole;
-  SelectedBounds result = {expected[0].data.empty() ? std::vector<double>() : whole[0]};
+  Bounds result = {expected[0].data.empty() ? std::vector<double>() : whole[0]};
   for (const auto& [port, first, size] : {std::tuple{size_t{1}, size_t{0}, of_k}, {size_t{2}, of_k, of_rows}}) {
     result.emplace_back();
     for (size_t i = first; i < first + size && !expected[port].data.empty(); ++i)

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "eadem/ops/all_ops.h"
+#include "tests/ops/bound_terms.h"
 #include "tests/ops/op_cases.h"
 #include "tests/support/tolerance.h"
 
@@ -14,10 +15,6 @@ namespace {
 
 using kernels::Pass;
 using ops::RefTensor;
-using Bounds = std::vector<std::vector<double>>;
-using Inputs = std::span<const RefTensor>;
-
-constexpr double kU = 0x1p-24;
 
 struct ScanCase {
   int64_t tokens, sequences, heads, head_dim, groups, state;

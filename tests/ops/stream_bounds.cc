@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "eadem/ops/streams/stream_weights.h"
+#include "tests/ops/bound_terms.h"
 #include "tests/support/tolerance.h"
 
 namespace eadem::test {
@@ -19,9 +20,6 @@ namespace {
 
 using ops::MixingSteps;
 using ops::RefTensor;
-using StreamBounds = std::vector<std::vector<double>>;
-
-constexpr double kU = 0x1p-24, kExp = 4 * kU, kUnderflow = 0x1p-120;
 
 double logistic(double x) { return 1 / (1 + std::exp(-x)); }
 
@@ -110,13 +108,13 @@ std::vector<double> mixing_gradient_errors(const kernels::StreamWeightsAttrs& at
 
 }  // namespace
 
-StreamBounds stream_weights_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
-                                   std::span<const RefTensor> expected) {
+Bounds stream_weights_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
+                             std::span<const RefTensor> expected) {
   const auto attrs = op.attrs().get<kernels::StreamWeightsAttrs>();
   const auto n = static_cast<size_t>(attrs.streams), width = static_cast<size_t>(attrs.width());
   const auto tokens = static_cast<size_t>(in[0].shape[0]);
   const double eps = static_cast<double>(attrs.eps);
-  StreamBounds result;
+  Bounds result;
   for (const RefTensor& tensor : expected) result.emplace_back(tensor.data.size(), 0.0);
   for (size_t t = 0; t < tokens; ++t) {
     const ScaledLogits logits = scaled_logits(attrs, in, t);

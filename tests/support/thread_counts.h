@@ -22,7 +22,7 @@ inline std::vector<int> thread_counts(const std::vector<int>& all) {
 #if defined(__SANITIZE_THREAD__)
 inline constexpr int64_t kEveryCase = 8;
 #elif defined(__SANITIZE_ADDRESS__)
-inline constexpr int64_t kEveryCase = 3;
+inline constexpr int64_t kEveryCase = 5;
 #elif defined(EADEM_EMULATED)
 inline constexpr int64_t kEveryCase = 4;
 #else

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the files of error bounds (error_bounds.h) compute them with.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "eadem/ops/op.h"
+
+namespace eadem::test {
+
+using Bounds = std::vector<std::vector<double>>;
+using Inputs = std::span<const ops::RefTensor>;
+
+inline constexpr double kU = 0x1p-24, kExp = 4 * kU, kTanh = 8 * kU;
+// Where an exponential leaves f32 the quotients it stands in are below this; kernels may flush them.
+inline constexpr double kUnderflow = 0x1p-120;
+
+ops::RefTensor absolute(const ops::RefTensor& x);
+std::vector<ops::RefTensor> absolute(Inputs tensors);
+
+// Sums of the absolute values of the terms of every output of an op that is linear in each input: the op itself on
+// absolute values.
+std::vector<ops::RefTensor> magnitudes(const ops::Op& op, kernels::Pass pass, Inputs in, Inputs initial);
+
+// The absolute values, times a factor.
+std::vector<double> scaled(double factor, const std::vector<double>& values);
+
+// Every output is exact, or rounded from an exact value.
+Bounds exact(Inputs expected);
+
+// Every output has that relative error.
+Bounds relative(double error, Inputs expected);
+
+}  // namespace eadem::test
