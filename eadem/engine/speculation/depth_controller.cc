@@ -9,8 +9,8 @@ namespace eadem::engine {
 namespace {
 
 constexpr double kAllowed = 0.02;     // share of the time that may be lost
-constexpr double kFirstSteps = 2;     // and the plain steps that may be lost at the beginning,
-constexpr double kFirstAgain = 1;     // and one more where what is wrong costs twice
+constexpr double kFirstSteps = 2;     // of it, plain steps that may be lost at the beginning,
+constexpr double kFirstAgain = 0.5;   // and more where what is wrong costs twice
 constexpr double kMostSaved = 64;     // plain steps
 constexpr double kWorthwhile = 1.02;  // tokens a second, against a plain step's; less is noise
 constexpr double kRemembers = 0.9;    // of a request's history with each step
@@ -162,7 +162,16 @@ void DepthController::observe_step(std::span<const Outcome> outcomes, double sec
 }
 
 void DepthController::observe_prompt(double seconds, double recomputed_share) {
-  balance_ += (kAllowed - recomputed_share) * seconds;
+  earned_ += kAllowed * seconds;
+  balance_ -= recomputed_share * seconds;
+  grant();
+}
+
+// Gives what may be lost, as far as it was not given.
+void DepthController::grant() {
+  const double all = std::max(earned_, first_);
+  balance_ += all - granted_;
+  granted_ = all;
 }
 
 // Counts a step: what plain steps take for its tokens, against what it took.
@@ -173,10 +182,11 @@ void DepthController::account(int64_t sequences, int64_t rows, int64_t tokens, d
     return;
   }
   const double plain = costs_.plain(sequences);
-  if (!has_begun_) balance_ += (recomputes_ ? kFirstSteps + kFirstAgain : kFirstSteps) * plain;
-  has_begun_ = true;
+  if (first_ == 0) first_ = (recomputes_ ? kFirstSteps + kFirstAgain : kFirstSteps) * plain;
   const double saved = plain * static_cast<double>(tokens) / static_cast<double>(sequences);
-  balance_ += (1 + kAllowed) * saved - costs_.expected(sequences, rows);
+  earned_ += kAllowed * saved;
+  balance_ += saved - costs_.expected(sequences, rows);
+  grant();
   balance_ = std::min(balance_, kMostSaved * plain);
 }
 

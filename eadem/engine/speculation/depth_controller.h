@@ -12,10 +12,11 @@
 // the most tokens a second.
 //
 // The account keeps this from costing anything. It holds the seconds that may still be lost: a fiftieth (2 %) of the
-// time that steps without it would have taken so far, what was gained, and at the beginning the time of two plain
-// steps, so that a text may begin with it. No depth is chosen that could overdraw it if nothing was accepted. So
+// time that steps without it would have taken so far, and what was gained. Two plain steps of the fiftieth are there at
+// the beginning, so that a text may begin with it; it grows when the time has earned them, after 100 plain steps or the
+// prompts that take as long. No depth is chosen that could overdraw it if nothing was accepted. So
 //
-//   time spent <= 1.02 * time of steps without it for the same tokens + 2 plain steps
+//   time spent <= T + max(0.02 T, 2 plain steps),   T: time of steps without it for the same tokens
 //
 // at every moment, in times as StepCosts sees them. What was gained is kept up to 64 plain steps, so that losses after
 // a change stay as small.
@@ -25,7 +26,7 @@
 // were accepted, leaves p + k + 1 pending. So the time of such a step also has what the next one takes longer,
 //   T(B + what is to be computed again, to be expected) - T(B),
 // and it may lose twice what its rows cost more than a plain step, since the next one has at most as many. The account
-// holds three plain steps at the beginning then.
+// holds two and a half plain steps at the beginning then, which 125 steps earn.
 //
 // Where depth 0 is best, one token is tried again after 16 tokens, then after 32, 64, … 1,024, if the account allows.
 // Every 64th step is a plain one, because its time changes with the length of texts.
@@ -94,6 +95,7 @@ class DepthController {
   void choose_depths(std::span<const Sequence> sequences, int64_t most_drafts);
   void retry(std::span<const Sequence> sequences, int64_t most_drafts);
   double loss(int64_t sequences, int64_t drafts, int64_t deepest) const;
+  void grant();
   void account(int64_t sequences, int64_t rows, int64_t tokens, double seconds);
 
   int64_t most_depth_;
@@ -103,9 +105,9 @@ class DepthController {
   std::unordered_map<RequestId, History> histories_;
   double all_tested_ = 0, all_accepted_ = 0;
   double balance_ = 0;
-  bool has_begun_ = false;       // a plain step was measured
-  int64_t since_plain_ = 0;      // steps with more rows than sequences since the last plain one
-  double proposal_seconds_ = 0;  // P; 0: not measured
+  double earned_ = 0, first_ = 0, granted_ = 0;  // seconds: the fiftieth, what the first steps have, and what was given
+  int64_t since_plain_ = 0;                      // steps with more rows than sequences since the last plain one
+  double proposal_seconds_ = 0;                  // P; 0: not measured
   // Of the step that is planned, by sequence.
   std::vector<int64_t> depths_, most_, tried_;
   int64_t pending_ = 0;  // of all sequences
