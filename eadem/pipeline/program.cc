@@ -5,7 +5,6 @@
 #include "eadem/pipeline/passes/packing_choice.h"
 #include "eadem/pipeline/passes/precision.h"
 #include "eadem/pipeline/passes/sharding.h"
-#include "eadem/pipeline/passes/stages.h"
 
 namespace eadem::pipeline {
 
@@ -68,15 +67,20 @@ void Program::cover_graph() {
   const bool training = environment_.mode == Mode::training;
   shard(graph_, environment_.mesh, environment_.whole_outputs);
   symbols_ = graph_.symbols();
-  keep_stage(graph_, environment_.mesh, training);
+  shared_ = keep_stage(graph_, environment_.mesh, training, environment_.frozen);
   insert_casts(graph_);
   FusionOptions fusion_options{training, environment_.disabled_fusions};
   if (environment_.op_by_op) fusion_options.disabled.emplace_back("all");
   fusion_decisions_ = fuse(graph_, device, environment_.bounds, fusion_options);
-  if (training)
-    differentiated_ = differentiate(graph_, environment_.input_gradients, environment_.mesh, environment_.frozen);
-  else
+  if (training) {
+    std::vector<std::string> deferred;
+    for (const SharedParameter& shared : shared_)
+      if (shared.first == environment_.mesh.rank(MeshAxis::pp)) deferred.push_back(shared.name);
+    differentiated_ =
+        differentiate(graph_, environment_.input_gradients, environment_.mesh, environment_.frozen, deferred);
+  } else {
     differentiated_.forward_end = graph_.nodes().size();
+  }
   if (training && environment_.seeds_come_first && !environment_.op_by_op)
     join_losses(graph_, device, environment_.bounds, differentiated_.forward_end);
   insert_quantize(graph_, device, environment_.bounds, training, differentiated_.forward_end);
@@ -331,7 +335,11 @@ void Program::run_forward(const SymbolValues& symbols, const StepObserver* obser
 }
 
 void Program::run_backward(const SymbolValues& symbols, const StepObserver* observer) {
-  run_steps(differentiated_.forward_end, steps_.size(), symbols, observer);
+  run_steps(differentiated_.forward_end, steps_.size() - differentiated_.num_deferred, symbols, observer);
+}
+
+void Program::run_deferred(const SymbolValues& symbols, const StepObserver* observer) {
+  run_steps(steps_.size() - differentiated_.num_deferred, steps_.size(), symbols, observer);
 }
 
 }  // namespace eadem::pipeline

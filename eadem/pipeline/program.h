@@ -18,6 +18,7 @@
 #include "eadem/pipeline/passes/autograd.h"
 #include "eadem/pipeline/passes/fusion.h"
 #include "eadem/pipeline/passes/kernel_cover.h"
+#include "eadem/pipeline/passes/stages.h"
 
 namespace eadem::pipeline {
 
@@ -110,6 +111,9 @@ class Program {
   // The halves of a training program.
   void run_forward(const SymbolValues& symbols, const StepObserver* observer = nullptr);
   void run_backward(const SymbolValues& symbols, const StepObserver* observer = nullptr);
+  // What the backward pass leaves out, on the first of two stages that share parameters: it adds the pass's term to the
+  // gradients of these, behind that of the other stage. `run_backward` comes before, with the same symbols.
+  void run_deferred(const SymbolValues& symbols, const StepObserver* observer = nullptr);
 
   // Nodes [begin, end) alone, in order.
   void run_range(size_t begin, size_t end, const SymbolValues& symbols, const StepObserver* observer = nullptr) {
@@ -137,6 +141,8 @@ class Program {
   const kernels::Plan* plan(size_t node) const { return plans_[node].get(); }
   const kernels::KernelCall& call(size_t node) const { return steps_[node].call; }
   const std::vector<std::string>& trained_parameters() const { return differentiated_.parameters; }
+  // Training: those that two stages of the mesh read, this one or others (passes/stages.h).
+  const std::vector<SharedParameter>& shared_parameters() const { return shared_; }
   // Throws Unsupported when some op has no kernel here. A program may be compiled and explained without, but not run.
   void require_complete() const { pipeline::require_complete(graph_, choices_, *environment_.device); }
   bool is_complete() const;
@@ -188,6 +194,7 @@ class Program {
   Context context_;
   std::vector<kernels::PlanPtr> plans_;  // one per node; null: a view, nothing to run
   Differentiated differentiated_;
+  std::vector<SharedParameter> shared_;
   MemoryPlan plan_;
   Buffer arena_;  // empty: that of the environment
   std::byte* arena_begin_ = nullptr;

@@ -65,18 +65,21 @@ Optimizer::Optimizer(std::shared_ptr<Device> device, const Mesh& mesh,
     sizes.emplace_back(gradient.parameter, gradient.values.num_elements());
     weights_[gradient.parameter] = parameters_->layout(gradient.parameter, nullptr);
   }
+  length_ = allocate_tensor(*device_, DType::f32, {1});
   shares_ = divide_states(sizes, mesh_.size(MeshAxis::dp));
   compile_norm(gradients);
   compile_update(gradients);
 }
 
 void Optimizer::compile_norm(std::span<const Gradient> gradients) {
-  if (gradients.empty()) return;
+  const auto is_summed = [](const Gradient& gradient) { return !gradient.summed_elsewhere; };
+  if (std::none_of(gradients.begin(), gradients.end(), is_summed)) return;
   Graph graph;
   // By the axes, of tp and ep, over which a gradient is divided.
   std::map<std::pair<bool, bool>, std::vector<ValueId>> divided;
   std::vector<ValueId> whole;
   for (const Gradient& gradient : gradients) {
+    if (!is_summed(gradient)) continue;
     const ValueId id = graph.add_state("grad." + gradient.parameter, gradient.type);
     const auto is_part = [&](MeshAxis axis) { return gradient.type.over(axis).kind == Sharding::Kind::sharded; };
     const std::pair axes{is_part(MeshAxis::tp), is_part(MeshAxis::ep)};
@@ -89,7 +92,9 @@ void Optimizer::compile_norm(std::span<const Gradient> gradients) {
   norm_ = std::make_unique<Program>(std::move(graph), pipeline::Environment{.device = device_, .mesh = stage_of(mesh_)},
                                     parameters_);
   norm_->require_complete();
-  for (const Gradient& gradient : gradients) norm_->bind_state("grad." + gradient.parameter, gradient.values);
+  norm_->bind_output(norm_->output("norm"), length_.view.data);
+  for (const Gradient& gradient : gradients)
+    if (is_summed(gradient)) norm_->bind_state("grad." + gradient.parameter, gradient.values);
 }
 
 // On parts, which no other rank has: to this program every rank is alone.
@@ -123,7 +128,7 @@ void Optimizer::compile_update(std::span<const Gradient> gradients) {
   }
   update_ = std::make_unique<Program>(std::move(graph), pipeline::Environment{.device = device_}, parameters_);
   update_->require_complete();
-  update_->bind_input(update_->input("norm"), norm_->view(norm_->output("norm")).data);
+  update_->bind_input(update_->input("norm"), length_.view.data);
   for (const auto& [state, view] : bound) update_->bind_state(state, view);
 }
 
@@ -145,8 +150,7 @@ float Optimizer::sum_gradients(const StepObserver* observer) {
     squares += length * length;
   }
   norm = static_cast<float>(std::sqrt(squares));
-  // Where the update reads it.
-  if (norm_ != nullptr) device_->copy_from_host(norm_->view(norm_->output("norm")).data, &norm, sizeof norm);
+  device_->copy_from_host(length_.view.data, &norm, sizeof norm);
   return norm;
 }
 

@@ -47,6 +47,9 @@ class Optimizer {
     std::string parameter;
     TensorType type;
     TensorView values;  // on the device; outlives the optimizer
+    // Of a parameter that an earlier stage of pp has as well: that stage sums it and has it in its length, and the
+    // caller puts the sum here between sum_gradients and update.
+    bool summed_elsewhere = false;
   };
 
   // The parameters of `gradients` are in the store. Masters begin as zeros: call copy_to_master.
@@ -89,7 +92,8 @@ class Optimizer {
   std::map<std::string, TensorView> weights_;   // of trained_, as they were declared
   std::vector<std::vector<StatePart>> shares_;  // of all ranks of dp
   std::map<std::string, Tensor> states_;        // [elements of the part], on the device; of this rank's share
-  std::unique_ptr<pipeline::Program> norm_;     // null: a stage on which nothing is trained
+  Tensor length_;                               // [1] f32 on the device: of all gradients, as the update reads it
+  std::unique_ptr<pipeline::Program> norm_;     // null: a stage that sums nothing
   std::unique_ptr<pipeline::Program> update_;   // null: a rank without a share
 };
 

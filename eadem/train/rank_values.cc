@@ -29,6 +29,21 @@ std::vector<int64_t> gather_values(Device& device, const Mesh& mesh, MeshAxis ax
   return all;
 }
 
+std::vector<std::string> gather_texts(Device& device, const Mesh& mesh, MeshAxis axis, const std::string& text) {
+  const int64_t own_size = std::ssize(text);
+  const std::vector<int64_t> sizes = gather_values(device, mesh, axis, {&own_size, 1});
+  const int64_t most = *std::max_element(sizes.begin(), sizes.end());
+  const size_t words = (static_cast<size_t>(most) + sizeof(int64_t) - 1) / sizeof(int64_t);
+  std::vector<std::string> texts(sizes.size());
+  if (words == 0) return texts;
+  std::vector<int64_t> own(words, 0);
+  std::memcpy(own.data(), text.data(), text.size());
+  const std::vector<int64_t> all = gather_values(device, mesh, axis, own);
+  for (size_t rank = 0; rank < sizes.size(); ++rank)
+    texts[rank].assign(reinterpret_cast<const char*>(all.data() + rank * words), static_cast<size_t>(sizes[rank]));
+  return texts;
+}
+
 int64_t value_of_first_rank(Device& device, const Mesh& mesh, int64_t value) {
   // After an axis, the ranks that are first along those to come have the value of the first rank.
   for (MeshAxis axis : kAxes) value = gather_values(device, mesh, axis, {&value, 1})[0];

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "eadem/core/device/device.h"
@@ -18,6 +19,9 @@ bool is_first_rank(const Mesh& mesh);
 
 // The values of all ranks of an axis, in their order.
 std::vector<int64_t> gather_values(Device& device, const Mesh& mesh, MeshAxis axis, std::span<const int64_t> values);
+
+// The text of every rank of an axis, in their order; texts may differ in length.
+std::vector<std::string> gather_texts(Device& device, const Mesh& mesh, MeshAxis axis, const std::string& text);
 
 // The value that the first rank of the mesh has.
 int64_t value_of_first_rank(Device& device, const Mesh& mesh, int64_t value);

@@ -9,10 +9,12 @@
 #include <cmath>
 #include <functional>
 #include <set>
+#include <sstream>
 
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/models/family.h"
+#include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/parallel/expert_exchange.h"
 #include "eadem/ops/quantize.h"
 #include "eadem/train/rank_values.h"
@@ -61,7 +63,7 @@ std::array<Products, 4> all_products() {
            {"fp8_tensor_delayed", &Fp8TensorEncoding::of(kWeights, true)}}};
 }
 
-void check_products(const Encoding* products, const Mesh& mesh) {
+void check_products(const Encoding* products) {
   std::vector<std::string_view> known;
   bool is_known = false;
   for (const Products& one : all_products()) {
@@ -70,15 +72,6 @@ void check_products(const Encoding* products, const Mesh& mesh) {
   }
   if (!is_known)
     throw InvalidArgument("products in {} cannot be trained; expected {}", products->name(), fmt::join(known, ", "));
-  const Fp8TensorEncoding* tensor = Fp8TensorEncoding::of(products);
-  if (tensor == nullptr) return;
-  // A rank would know the largest magnitude of its part, and a stage those of its layers.
-  if (mesh.size(MeshAxis::tp) > 1)
-    throw Unsupported("products in {} have one scale for each tensor, which {} ranks of tp divide; expected one rank",
-                      tensor->name(), mesh.size(MeshAxis::tp));
-  if (tensor->is_delayed() && mesh.size(MeshAxis::pp) > 1)
-    throw Unsupported("products in {} remember earlier steps, which {} stages of pp do not share; expected one stage",
-                      tensor->name(), mesh.size(MeshAxis::pp));
 }
 
 // The name of products that check_products accepts.
@@ -89,7 +82,8 @@ std::string_view name_of_products(const Encoding* products) {
 }
 
 constexpr const char* kAmaxPrefix = "amax.";
-constexpr int64_t kScalingPitch = 16;  // f32: states begin at multiples of 64 bytes
+constexpr int64_t kSharedPiece = int64_t{1} << 20;  // elements of a tied weight's gradient that are sent at once
+constexpr int64_t kScalingPitch = 16;               // f32: states begin at multiples of 64 bytes
 
 }  // namespace
 
@@ -111,7 +105,7 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   if (options.weights != DType::f32 && options.weights != DType::bf16)
     throw InvalidArgument("weights of {} cannot be trained; expected f32 or bf16", dtype_name(options.weights));
   check_options(options);
-  check_products(options.products, mesh_);
+  check_products(options.products);
   if (!ops::Quantize::has_scaling(options.products) && options.amax_history != TrainerOptions{}.amax_history)
     throw InvalidArgument(
         "amax_history is {}, but products are '{}'; only fp8_tensor_delayed takes scales from earlier steps",
@@ -130,6 +124,7 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   find_rounded();
   list_parameters();
   make_optimizer();
+  make_adder();
   make_amax_histories();
 }
 
@@ -170,9 +165,6 @@ double Trainer::find_balancing() const {
   if (coef > 0 && config != nullptr && (config->family().router_aux_loss_coef == 0 || config->num_experts == 0))
     throw Unsupported("router_aux_loss_coef is {}; this model of type {} has no load-balancing loss", coef,
                       config->model_type);
-  if (coef > 0 && mesh_.size(MeshAxis::pp) > 1)
-    throw Unsupported("router_aux_loss_coef is {}; {} stages of pp have no load-balancing loss, which is of all layers",
-                      coef, mesh_.size(MeshAxis::pp));
   return coef;
 }
 
@@ -242,9 +234,15 @@ void Trainer::make_optimizer() {
     const Graph& graph = training_[0]->graph();
     const TensorType& type = graph.value(*graph.find("grad." + name)).type;
     Tensor& values = gradients_[name] = allocate_tensor(*device_, type.dtype, type.bind({}));
-    device_->fill_zero(values.view.data, values.view.size_bytes());
-    for (const auto& program : training_) program->bind_state("grad." + name, values.view);
-    gradients.push_back({name, type, values.view});
+    const bool shared = is_shared_from(name);
+    for (size_t pass = 0; pass < training_.size(); ++pass) {
+      const Tensor own = shared && pass > 0
+                             ? later_gradients_[name].emplace_back(allocate_tensor(*device_, type.dtype, type.bind({})))
+                             : values;
+      device_->fill_zero(own.view.data, own.view.size_bytes());
+      training_[pass]->bind_state("grad." + name, own.view);
+    }
+    gradients.push_back({name, type, values.view, shared});
   }
   optimizer_ = std::make_unique<Optimizer>(device_, mesh_, parameters_, gradients,
                                            AdamWOptions{.beta1 = options_.beta1,
@@ -254,6 +252,30 @@ void Trainer::make_optimizer() {
                                                         .max_grad_norm = options_.max_grad_norm});
 }
 
+bool Trainer::is_shared_from(const std::string& parameter) const {
+  const std::vector<pipeline::SharedParameter>& all = training_[0]->shared_parameters();
+  return std::any_of(all.begin(), all.end(), [&](const pipeline::SharedParameter& shared) {
+    return shared.name == parameter && shared.last == mesh_.rank(MeshAxis::pp);
+  });
+}
+
+void Trainer::make_adder() {
+  const std::vector<pipeline::SharedParameter>& all = training_[0]->shared_parameters();
+  if (std::none_of(all.begin(), all.end(),
+                   [&](const pipeline::SharedParameter& shared) { return shared.first == mesh_.rank(MeshAxis::pp); }))
+    return;
+  Graph graph;
+  const TensorType type(DType::f32, {Symbol::tokens});  // here: elements
+  const ValueId sum = graph.add_input("sum", type), term = graph.add_input("term", type);
+  graph.mark_output("next", graph.add1(std::make_shared<ops::Add>(), {sum, term}));
+  Environment environment{.device = device_};
+  environment.bounds[Symbol::tokens] = kSharedPiece;
+  adder_ = std::make_unique<Program>(std::move(graph), environment, parameters_);
+  adder_->require_complete();
+  received_ = allocate_tensor(*device_, DType::f32, {kSharedPiece});
+  adder_->bind_input(term, received_.view.data);
+}
+
 void Trainer::make_amax_histories() {
   const auto is_scaling = [](const pipeline::GraphOutput& state) {
     return state.name.starts_with(ops::Quantize::kScalingPrefix);
@@ -261,8 +283,15 @@ void Trainer::make_amax_histories() {
   std::vector<std::string> states;
   for (const pipeline::GraphOutput& state : training_[0]->states())
     if (is_scaling(state)) states.push_back(state.name);
-  if (states.empty()) return;
   std::sort(states.begin(), states.end());
+  const std::vector<std::string> of_stages =
+      gather_texts(*device_, mesh_, MeshAxis::pp, fmt::format("{}", fmt::join(states, "\n")));
+  for (int stage = 0; stage < mesh_.size(MeshAxis::pp); ++stage) {
+    std::istringstream lines(of_stages[static_cast<size_t>(stage)]);
+    for (std::string line; std::getline(lines, line);)
+      whole_histories_.try_emplace(kAmaxPrefix + line.substr(ops::Quantize::kScalingPrefix.size()), stage);
+  }
+  if (states.empty()) return;
   scalings_ = allocate_tensor(*device_, DType::f32, {std::ssize(states), kScalingPitch});
   const auto scaling = [&](std::ptrdiff_t i) {
     return TensorView(scalings_.view.as<float>() + i * kScalingPitch, DType::f32, {2});
@@ -271,7 +300,7 @@ void Trainer::make_amax_histories() {
     const std::string& state = states[static_cast<size_t>(i)];
     amax_histories_.push_back({kAmaxPrefix + state.substr(ops::Quantize::kScalingPrefix.size()),
                                std::vector<float>(static_cast<size_t>(options_.amax_history), 0.0f)});
-    training_[0]->bind_state(state, scaling(i));
+    for (const auto& program : training_) program->bind_state(state, scaling(i));
   }
   // An evaluation rounds with the scales that the next step will have.
   for (const pipeline::GraphOutput& state : evaluation_->states()) {
@@ -293,23 +322,28 @@ void Trainer::set_scalings() {
 }
 
 void Trainer::read_scalings() {
-  if (amax_histories_.empty()) return;
-  const Tensor host = copy_to_host(*device_, scalings_.view);
-  std::vector<int64_t> own;
-  for (size_t i = 0; i < amax_histories_.size(); ++i)
-    own.push_back(std::bit_cast<int32_t>(host.view.as<float>()[static_cast<int64_t>(i) * kScalingPitch + 1]));
-  const std::vector<int64_t> all = gather_values(*device_, mesh_, MeshAxis::dp, own);
-  for (size_t i = 0; i < amax_histories_.size(); ++i) {
-    AmaxHistory& history = amax_histories_[i];
-    history.seen = 0;
-    for (size_t of = i; of < all.size(); of += own.size()) {
-      const auto seen = std::bit_cast<float>(static_cast<int32_t>(all[of]));
-      if (!std::isfinite(seen))
-        throw DataCorrupted("step {}: a value of '{}' is not finite; the parameters are unchanged", num_steps_ + 1,
-                            history.name.substr(std::string_view(kAmaxPrefix).size()));
-      history.seen = std::max(history.seen, seen);
+  if (whole_histories_.empty()) return;
+  std::string not_finite;
+  if (!amax_histories_.empty()) {
+    const Tensor host = copy_to_host(*device_, scalings_.view);
+    std::vector<int64_t> own;
+    for (size_t i = 0; i < amax_histories_.size(); ++i)
+      own.push_back(std::bit_cast<int32_t>(host.view.as<float>()[static_cast<int64_t>(i) * kScalingPitch + 1]));
+    const std::vector<int64_t> all = gather_values(*device_, mesh_, MeshAxis::dp, own);
+    for (size_t i = 0; i < amax_histories_.size(); ++i) {
+      AmaxHistory& history = amax_histories_[i];
+      history.seen = 0;
+      for (size_t of = i; of < all.size(); of += own.size()) {
+        const auto seen = std::bit_cast<float>(static_cast<int32_t>(all[of]));
+        if (!std::isfinite(seen) && not_finite.empty()) not_finite = history.name;
+        history.seen = std::max(history.seen, seen);
+      }
     }
   }
+  for (const std::string& name : gather_texts(*device_, mesh_, MeshAxis::pp, not_finite))
+    if (!name.empty())
+      throw DataCorrupted("step {}: a value of '{}' is not finite; the parameters are unchanged", num_steps_ + 1,
+                          name.substr(std::string_view(kAmaxPrefix).size()));
 }
 
 void Trainer::load(const models::Checkpoint& checkpoint) {
@@ -323,8 +357,7 @@ void Trainer::load_random(uint64_t seed, double stddev) {
 }
 
 void Trainer::load_param(const std::string& name, const TensorView& whole) {
-  if (const auto known = whole_parameters_.find(name); known != whole_parameters_.end() && !is_here(known->second))
-    return;
+  if (whole_parameters_.contains(name) && !parameters_->contains(name)) return;
   parameters_->load(name, whole, "load_param");
   optimizer_->copy_to_master(name);
 }
@@ -464,6 +497,7 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate, c
   const float norm = optimizer_->sum_gradients(observer);
   if (!std::isfinite(norm))
     throw DataCorrupted("step {}: the gradient's norm is {}; the parameters are unchanged", num_steps_ + 1, norm);
+  hand_over_shared_sums();
   read_scalings();
   optimizer_->update(learning_rate, num_steps_ + 1, observer);
   ++num_steps_;
@@ -492,18 +526,66 @@ std::pair<double, double> Trainer::run_passes(std::span<const Batch> batches, in
     program.run_forward(symbols.back(), observer);
   }
   double loss = 0, balance = 0;
+  for (const auto& [name, values] : later_gradients_) {
+    device_->fill_zero(gradients_.at(name).view.data, gradients_.at(name).view.size_bytes());
+    for (const Tensor& later : values) device_->fill_zero(later.view.data, later.view.size_bytes());
+  }
   for (size_t pass = 0; pass < batches.size(); ++pass) {
     Program& program = *training_[pass];
     program.run_backward(symbols[pass], observer);
     last_ = &program;
     for (float token_loss : last_token_losses()) loss += token_loss;
-    if (balancing_ > 0) {
+    if (balancing_ > 0 && has_loss()) {
       float pass_balance = 0;
       program.read(program.output(kBalancing), &pass_balance);
       balance += static_cast<double>(pass_balance);
     }
   }
+  add_shared_gradients(symbols, observer);
   return {loss, balance};
+}
+
+// One rank adds the terms of a pass where they are used last to first: of a pass the head's, then the embedding's.
+void Trainer::add_shared_gradients(std::span<const SymbolValues> passes, const pipeline::StepObserver* observer) {
+  const int here = mesh_.rank(MeshAxis::pp);
+  for (size_t pass = 0; pass < passes.size(); ++pass) {
+    for (const pipeline::SharedParameter& shared : training_[0]->shared_parameters()) {
+      if (shared.first == here) add_of_other_stage(gradients_.at(shared.name).view, shared.last);
+      if (shared.last == here)
+        send_in_pieces((pass == 0 ? gradients_.at(shared.name) : later_gradients_.at(shared.name)[pass - 1]).view,
+                       shared.first);
+    }
+    training_[pass]->run_deferred(passes[pass], observer);
+  }
+}
+
+void Trainer::add_of_other_stage(const TensorView& to, int stage) {
+  const int64_t elements = to.num_elements();
+  SymbolValues symbols;
+  for (int64_t first = 0; first < elements; first += kSharedPiece) {
+    const int64_t size = symbols[Symbol::tokens] = std::min(kSharedPiece, elements - first);
+    mesh_.along(MeshAxis::pp).recv(*device_, TensorView(received_.view.data, DType::f32, Shape{size}), stage);
+    float* sum = to.as<float>() + first;
+    adder_->bind_input(adder_->input("sum"), sum);
+    adder_->bind_output(adder_->output("next"), sum);
+    adder_->run(symbols);
+  }
+}
+
+void Trainer::send_in_pieces(const TensorView& from, int stage) {
+  const int64_t elements = from.num_elements();
+  for (int64_t first = 0; first < elements; first += kSharedPiece)
+    mesh_.along(MeshAxis::pp)
+        .send(*device_,
+              TensorView(from.as<float>() + first, DType::f32, Shape{std::min(kSharedPiece, elements - first)}), stage);
+}
+
+void Trainer::hand_over_shared_sums() {
+  const int here = mesh_.rank(MeshAxis::pp);
+  for (const pipeline::SharedParameter& shared : training_[0]->shared_parameters()) {
+    if (shared.first == here) mesh_.along(MeshAxis::pp).send(*device_, gradients_.at(shared.name).view, shared.last);
+    if (shared.last == here) mesh_.along(MeshAxis::pp).recv(*device_, gradients_.at(shared.name).view, shared.first);
+  }
 }
 
 std::pair<double, int64_t> Trainer::summed_over_ranks(double loss, int64_t count) const {
@@ -591,14 +673,8 @@ std::vector<std::pair<std::string, Shape>> Trainer::optimizer_state_shapes() con
   };
   for (const char* kind : {"m.", "master.", "v."}) add(kind, &WholeParameter::trained);
   add("exact.", &WholeParameter::rounded);
-  for (const AmaxHistory& history : amax_histories_) result.emplace_back(history.name, Shape{options_.amax_history});
+  for (const auto& [name, stage] : whole_histories_) result.emplace_back(name, Shape{options_.amax_history});
   return result;
-}
-
-const Trainer::AmaxHistory* Trainer::find_history(const std::string& name) const {
-  const auto found = std::find_if(amax_histories_.begin(), amax_histories_.end(),
-                                  [&](const AmaxHistory& history) { return history.name == name; });
-  return found == amax_histories_.end() ? nullptr : &*found;
 }
 
 Tensor Trainer::history_tensor(const AmaxHistory& history) const {
@@ -608,8 +684,12 @@ Tensor Trainer::history_tensor(const AmaxHistory& history) const {
 }
 
 Tensor Trainer::whole_optimizer_state(const std::string& name) const {
-  if (const AmaxHistory* history = find_history(name))
-    return is_first_rank(mesh_) ? history_tensor(*history) : Tensor();
+  if (const auto history = whole_histories_.find(name); history != whole_histories_.end()) {
+    const auto own = std::find_if(amax_histories_.begin(), amax_histories_.end(),
+                                  [&](const AmaxHistory& one) { return one.name == name; });
+    return from_stage(history->second, own == amax_histories_.end() ? Tensor() : history_tensor(*own), DType::f32,
+                      Shape{options_.amax_history});
+  }
   const std::string parameter = Optimizer::parameter_of(name);
   const WholeParameter& whole = whole_parameters_.at(parameter);
   Tensor own;
@@ -641,9 +721,9 @@ void Trainer::load_optimizer_state(const io::WeightSource& source, int64_t num_s
   }
   set_scalings();
   for (const auto& [name, shape] : optimizer_state_shapes()) {
-    if (find_history(name) != nullptr) continue;
+    if (whole_histories_.contains(name)) continue;
     const std::string parameter = Optimizer::parameter_of(name);
-    if (!is_here(whole_parameters_.at(parameter))) continue;
+    if (!parameters_->contains(parameter)) continue;
     const Tensor part = parameters_->part_of_whole(parameter, source.get(name));
     if (name.starts_with("exact."))
       device_->copy_from_host(parameters_->layout(parameter, nullptr).data, part.view.data, part.view.size_bytes());

@@ -12,7 +12,9 @@
 // divide the optimizer's states (optimizer.h). Over ep batches are each rank's own, too, but that they divide the
 // experts, whose gradients come from the tokens of all: there all ranks run as many passes. Over pp each has one stage
 // of the layers; batches are the same. Passes go through the stages in groups of as many as there are stages, forward
-// one after another and then backward (GPipe), so that gradients are added in the order of the passes.
+// one after another and then backward (GPipe), so that gradients are added in the order of the passes. A parameter that
+// two stages read (tied weights) is on both: the first of them adds up its gradient, takes a step's sum to the other,
+// and both update it alike.
 //
 // One thread at a time may use a trainer.
 #pragma once
@@ -39,7 +41,7 @@ struct TrainerOptions {
   //   fp8_e4m3_block128   rows of x and of dy are rounded to fp8_e4m3, too; the gradient of a weight is that of plain
   //                       values
   //   fp8_e4m3_current,   x is rounded as the weight is and dy to e5m2, each with one scale, and all three products
-  //   fp8_e4m3_delayed    multiply 8-bit floats. Not on several ranks of tp; delayed not on several stages of pp
+  //   fp8_e4m3_delayed    multiply 8-bit floats. The scale of what ranks of tp divide is that of all parts
   // Experts' weights are refused. The output layer's product is not rounded.
   const Encoding* products = nullptr;
   // Delayed scaling: the scale of a tensor is that of its largest magnitude in so many steps before; 1 to 2^16.
@@ -74,9 +76,8 @@ class Trainer {
  public:
   // Throws Unsupported, naming the op, when an op has no backward kernel on the device; InvalidArgument for options,
   // also for a pattern of `frozen` that no parameter has, and when nothing is left to train.
-  // Also Unsupported for a load-balancing loss of a model that has none, or over several stages of pp, and for tied
-  // weights that two stages read; InvalidArgument for ranks of ep and a model without experts, and for more stages than
-  // layers.
+  // Also Unsupported for a load-balancing loss of a model that has none, and for weights that more than two stages
+  // read; InvalidArgument for ranks of ep and a model without experts, and for more stages than layers.
   Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const TrainerOptions& options,
           const Mesh& mesh = {});
 
@@ -154,19 +155,20 @@ class Trainer {
     float largest() const { return *std::max_element(previous.begin(), previous.end()); }
   };
 
+  void make_adder();
   void make_amax_histories();
-  const AmaxHistory* find_history(const std::string& name) const;  // or null
   Tensor history_tensor(const AmaxHistory& history) const;
   // Gives the passes the magnitudes for their scales and forgets what they saw.
   void set_scalings();
-  // Takes what the passes of a step saw, on all ranks of dp.
+  // Takes what the passes of a step saw, on all ranks of dp. Throws DataCorrupted on every stage when a value of one
+  // was not finite.
   void read_scalings();
   // A parameter of the whole model, which may be another stage's.
   struct WholeParameter {
     Shape shape;
     DType dtype;
     bool trained, rounded;
-    int stage;
+    int stage;  // the first that has it
   };
 
   // Returns the symbols of a pass, of which no rank of ep has more than `rank_tokens` tokens.
@@ -174,6 +176,7 @@ class Trainer {
   void compile_programs();
   void list_parameters();  // whole_parameters_
 
+  // Whether the first rank gets it from this stage.
   bool is_here(const WholeParameter& parameter) const { return parameter.stage == mesh_.rank(MeshAxis::pp); }
   // What the first rank of `stage` has, of this dtype and shape, on the first rank of the mesh; undefined elsewhere.
   Tensor from_stage(int stage, const Tensor& own, DType dtype, const Shape& shape) const;
@@ -182,6 +185,13 @@ class Trainer {
   std::pair<double, double> run_passes(std::span<const Batch> batches, int64_t rank_tokens,
                                        std::span<const float> seeds, float balance_seed,
                                        const pipeline::StepObserver* observer);
+  // Tied weights: their gradients of the `passes` of a group, and what a step has summed.
+  void add_shared_gradients(std::span<const SymbolValues> passes, const pipeline::StepObserver* observer);
+  void hand_over_shared_sums();
+  bool is_shared_from(const std::string& parameter) const;  // an earlier stage
+  // The last of two stages sends what the first one receives and adds to `to`.
+  void add_of_other_stage(const TensorView& to, int stage);
+  void send_in_pieces(const TensorView& from, int stage);
   bool has_loss() const { return mesh_.rank(MeshAxis::pp) + 1 == mesh_.size(MeshAxis::pp); }
   // The parameters that match options_.frozen.
   std::vector<std::string> find_frozen() const;
@@ -212,8 +222,14 @@ class Trainer {
   std::vector<std::string> rounded_;         // trained f32 parameters that a checkpoint does not hold to the bit
   double balancing_ = 0;                     // coefficient of the load-balancing loss
   std::map<std::string, Tensor> gradients_;  // of trained_; on the device
+  // On the last of two stages that share parameters: the gradients that the passes of a group but the first make, by
+  // parameter. Those of the first pass are made in gradients_.
+  std::map<std::string, std::vector<Tensor>> later_gradients_;
+  std::unique_ptr<pipeline::Program> adder_;  // on the first of such stages: to += received_
+  Tensor received_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::vector<AmaxHistory> amax_histories_;
+  std::vector<AmaxHistory> amax_histories_;     // of this stage
+  std::map<std::string, int> whole_histories_;  // the names of those of all stages, and whose they are
   Tensor scalings_;  // [histories, kScalingPitch] on the device: rows begin with what quantize knows as `scaling`
   int64_t num_steps_ = 0;
 };

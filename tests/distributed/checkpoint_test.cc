@@ -35,10 +35,12 @@ class MeshCheckpoint : public testing::Test {
   fs::path root_;
 };
 
-std::unique_ptr<Trainer> make_trainer(const models::Model& model, const Mesh& mesh, DType weights) {
+std::unique_ptr<Trainer> make_trainer(const models::Model& model, const Mesh& mesh, DType weights,
+                                      const Encoding* products = nullptr) {
   return std::make_unique<Trainer>(
       std::shared_ptr<const models::Model>(std::shared_ptr<void>(), &model), open_device("cpu", {.num_threads = 1}),
-      train::TrainerOptions{.weights = weights, .batch_tokens = 64, .router_aux_loss_coef = 0.0}, mesh);
+      train::TrainerOptions{.weights = weights, .products = products, .batch_tokens = 64, .router_aux_loss_coef = 0.0},
+      mesh);
 }
 
 train::Batch batch_of_rank(const models::Model& model, const Mesh& mesh) {
@@ -65,11 +67,11 @@ std::string name_of(const MeshShape& shape) {
 
 // Each mesh trains two steps and writes; every mesh reads that and writes it again, with the same bytes.
 void compare_meshes(const models::Model& model, const std::vector<MeshShape>& shapes, DType weights,
-                    const fs::path& root) {
+                    const fs::path& root, const Encoding* products = nullptr) {
   for (const MeshShape& writer : shapes) {
     const std::string written = (root / fmt::format("{}_{}", name_of(writer), dtype_name(weights))).string();
     run_mesh(writer, [&](const Mesh& mesh) {
-      const auto trainer = make_trainer(model, mesh, weights);
+      const auto trainer = make_trainer(model, mesh, weights, products);
       trainer->load_random(7, 0.15);
       step(*trainer);
       step(*trainer);
@@ -82,7 +84,7 @@ void compare_meshes(const models::Model& model, const std::vector<MeshShape>& sh
       SCOPED_TRACE(fmt::format("{} -> {} {}", name_of(writer), name_of(reader), dtype_name(weights)));
       const std::string again = written + "_by_" + name_of(reader);
       run_mesh(reader, [&](const Mesh& mesh) {
-        const auto trainer = make_trainer(model, mesh, weights);
+        const auto trainer = make_trainer(model, mesh, weights, products);
         load_checkpoint(*trainer, written, state);
         EXPECT_EQ(trainer->num_steps(), 2);
         write_checkpoint(*trainer, state, {}, again);
@@ -99,14 +101,40 @@ TEST_F(MeshCheckpoint, AnyMeshReadsWhatAnyMeshWrote) {
   compare_meshes(*model, {{}, {.dp = 2}, {.tp = 2}, {.dp = 2, .tp = 3}, {.pp = 2}}, DType::f32, root_);
   compare_meshes(*model, {{}, {.dp = 2}, {.dp = 2, .tp = 2, .pp = 2}}, DType::bf16, root_);
   // Norms of 1 + w, whose sums a checkpoint keeps beside w; tied weights.
-  compare_meshes(*models::model_from_config(golden("gemma3") + "/config.json"), {{}, {.dp = 2}, {.tp = 2}}, DType::f32,
-                 root_);
+  compare_meshes(*models::model_from_config(golden("gemma3") + "/config.json"), {{}, {.dp = 2}, {.tp = 2}, {.pp = 2}},
+                 DType::f32, root_);
+}
+
+// A tied weight, which the first and the last stage have, is in a checkpoint once.
+TEST_F(MeshCheckpoint, TiedWeightsAreReadByBothStages) {
+  const auto model = SmallModel{.tied = true}.make();
+  compare_meshes(*model, {{}, {.pp = 2}, {.dp = 2, .tp = 2, .pp = 2}}, DType::bf16, root_);
+  compare_meshes(*model, {{}, {.dp = 2, .pp = 2}}, DType::f32, root_);
+  // Both stages go on with it alike.
+  const std::string written = (root_ / "dp1tp1pp1ep1_bf16").string();
+  const train::RunState state = train::verify_checkpoint(written);
+  std::array<Tensor, 2> tied;
+  run_mesh({.pp = 2}, [&](const Mesh& mesh) {
+    const auto trainer = make_trainer(*model, mesh, DType::bf16);
+    load_checkpoint(*trainer, written, state);
+    step(*trainer);
+    for (const auto& [name, tensor] : trainer->state_dict())
+      if (name == "model.embed_tokens.weight") tied[static_cast<size_t>(mesh.rank(MeshAxis::pp))] = tensor;
+  });
+  EXPECT_EQ(std::memcmp(tied[0].view.data, tied[1].view.data, static_cast<size_t>(tied[0].view.size_bytes())), 0);
 }
 
 TEST_F(MeshCheckpoint, ExpertsAreWhole) {
   const auto model = models::model_from_config(golden("qwen3_moe") + "/config.json");
   compare_meshes(*model, {{}, {.ep = 2}, {.dp = 2}, {.tp = 2, .ep = 2}}, DType::f32, root_);
   compare_meshes(*model, {{}, {.ep = 3}, {.pp = 2, .ep = 2}}, DType::bf16, root_);
+}
+
+// Magnitudes of earlier steps, which every stage has of its own layers, and ranks of dp and tp have alike.
+TEST_F(MeshCheckpoint, HistoriesOfAllStages) {
+  const auto model = SmallModel{}.make();
+  compare_meshes(*model, {{}, {.pp = 2}, {.tp = 2}, {.dp = 2, .tp = 2, .pp = 2}}, DType::f32, root_,
+                 train::products_from_name("fp8_tensor_delayed"));
 }
 
 // The tensors of a checkpoint of a mesh are those that its ranks have.

@@ -214,13 +214,18 @@ class Train(unittest.TestCase):
                         self.assertTrue(content == expected[0][name], name)
 
     def test_stages_write_the_bytes_of_one(self):
-        self.recipe(8, accumulation=3, checkpoint_interval=3, extra="max_grad_norm = 0\nweights = \"bf16\"")
-        self.assertEqual(self.eadem("train", "recipe.toml").returncode, 0)
-        expected = self.model_hash()
-        shutil.rmtree(self.folder / "out")
-        result = self.eadem("train", "recipe.toml", "--pp", "2")
-        self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertEqual(self.model_hash(), expected)
+        config = json.loads((self.folder / "config.json").read_text())
+        for tied in (False, True):
+            with self.subTest(tied=tied):
+                (self.folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": tied}))
+                self.recipe(8, accumulation=3, checkpoint_interval=3, extra="max_grad_norm = 0\nweights = \"bf16\"")
+                self.assertEqual(self.eadem("train", "recipe.toml").returncode, 0)
+                expected = self.model_hash()
+                shutil.rmtree(self.folder / "out")
+                result = self.eadem("train", "recipe.toml", "--pp", "2")
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertEqual(self.model_hash(), expected)
+                shutil.rmtree(self.folder / "out")
 
     def experts(self, **changed):
         (self.folder / "config.json").write_text(json.dumps({
@@ -235,7 +240,7 @@ class Train(unittest.TestCase):
         for arguments, accumulation, balancing in ((("--ep", "2"), 4, 0.01), (("--ep", "3"), 3, 0.01),
                                                    (("--dp", "2", "--ep", "2"), 4, 0.01),
                                                    (("--tp", "2", "--ep", "2"), 2, 0.01),
-                                                   (("--ep", "2", "--pp", "2"), 4, 0)):
+                                                   (("--ep", "2", "--pp", "2"), 4, 0.01)):
             with self.subTest(arguments=arguments):
                 self.recipe(6, accumulation=accumulation, checkpoint_interval=3,
                             extra=f"learning_rate = 1e-3\neval_interval = 2\nrouter_aux_loss_coef = {balancing}")

@@ -113,7 +113,7 @@ void ModelOptions::add_training_ranks(Arguments& arguments) {
       "--pp", "N", stages,
       "divide the layers of the model over N processes (pipeline parallelism), with --dp and --tp likewise; "
       "each process works on N passes of a step at a time, so that accumulation should be a multiple of N "
-      "times that of --dp. Not for tied weights (default: 1)");
+      "times that of --dp (default: 1)");
   arguments.option(
       "--ep", "N", expert_ranks,
       "divide the experts of the model over N processes (expert parallelism), with --dp, --tp and --pp likewise; they "

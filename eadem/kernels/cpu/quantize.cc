@@ -60,6 +60,10 @@ Verdict can_encode_tensor(const KernelRequest& r) {
       .verdict();
 }
 
+float larger(float a, float b) {
+  return std::isfinite(a) && std::isfinite(b) ? std::max(a, b) : std::numeric_limits<float>::quiet_NaN();
+}
+
 // The largest magnitude of x, NaN if a value is not finite.
 float largest_magnitude(CpuDevice& device, const TensorView& x) {
   constexpr int64_t kRows = 64;
@@ -69,24 +73,38 @@ float largest_magnitude(CpuDevice& device, const TensorView& x) {
         Fp8TensorEncoding::largest_magnitude(x, part * kRows, std::min(x.shape[0], (part + 1) * kRows));
   });
   float result = 0.0f;
-  for (const float value : most)
-    result = std::isfinite(value) && std::isfinite(result) ? std::max(result, value)
-                                                           : std::numeric_limits<float>::quiet_NaN();
+  for (const float value : most) result = larger(result, value);
   return result;
 }
 
-PlanPtr prepare_tensor(const KernelRequest& r, Context&) {
-  return make_plan([&to = *Fp8TensorEncoding::of(r.attrs.get<QuantizeAttrs>().to),
-                    records = r.pass == Pass::forward](const KernelCall& call) {
+// `own` of every rank of tp, which each has a part of x; `scratch` has room for one more.
+float largest_of_ranks(const KernelCall& call, float own, int ranks) {
+  auto* all = static_cast<float*>(call.scratch.data);
+  all[ranks] = own;
+  call.context->mesh.along(MeshAxis::tp)
+      .all_gather(call.context->device, TensorView(all, DType::f32, {ranks, 1}),
+                  TensorView(all + ranks, DType::f32, {1}));
+  float result = 0.0f;
+  for (int rank = 0; rank < ranks; ++rank) result = larger(result, all[rank]);
+  return result;
+}
+
+PlanPtr prepare_tensor(const KernelRequest& r, Context& context) {
+  const bool is_part = r.inputs[0].over(MeshAxis::tp).kind == Sharding::Kind::sharded;
+  const int ranks = is_part ? context.mesh.size(MeshAxis::tp) : 1;
+  const auto run = [&to = *Fp8TensorEncoding::of(r.attrs.get<QuantizeAttrs>().to), records = r.pass == Pass::forward,
+                    ranks](const KernelCall& call) {
     const TensorView &x = call.inputs[0], &y = call.outputs[0];
     float* scaling = to.is_delayed() ? elements<float>(call.inputs[1]) : nullptr;
-    const float seen = largest_magnitude(cpu_device(call), x);
+    float seen = largest_magnitude(cpu_device(call), x);
+    if (ranks > 1) seen = largest_of_ranks(call, seen, ranks);
     const float scale = to.scale_of(scaling != nullptr && scaling[0] > 0.0f ? scaling[0] : seen);
     if (scaling != nullptr && records && !(seen <= scaling[1])) scaling[1] = seen;
     Fp8TensorEncoding::set_scale(y, scale);
     cpu_device(call).pool().parallel_ranges(
         x.shape[0], 1, [&](int64_t begin, int64_t end) { to.encode_rows(y, x, scale, begin, end); });
-  });
+  };
+  return make_plan(run, ranks > 1 ? (ranks + 1) * static_cast<int64_t>(sizeof(float)) : 0);
 }
 
 constexpr Kernel kTensorForward{"cpu_tensor", Pass::forward, can_encode_tensor, prepare_tensor};

@@ -63,6 +63,8 @@ Verdict can_quantize_tensor(const KernelRequest& request) {
                fmt::format("rounds to 8-bit floats with one scale; {} is wanted", to->name()))
       .require(request.inputs[0].fixed(1) % Fp8TensorEncoding::kRowMultiple == 0,
                fmt::format("rows have to be a multiple of {}", Fp8TensorEncoding::kRowMultiple))
+      .require(request.inputs[0].over(MeshAxis::tp).kind != Sharding::Kind::sharded,
+               "ranks of tp have a part each, and would have to tell each other their largest magnitudes")
       .verdict({.reason = "a block of threads for each 128 x 128 values"});
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/parallel/collectives.h"
@@ -17,7 +18,7 @@ class Differentiator {
   Differentiator(Graph& graph, const Mesh& mesh, std::span<const std::string> frozen)
       : graph_(graph), mesh_(mesh), frozen_(frozen) {}
 
-  Differentiated run(std::span<const std::string> input_gradients) {
+  Differentiated run(std::span<const std::string> input_gradients, std::span<const std::string> deferred) {
     const size_t num_forward = graph_.nodes().size();
     mark_needed(input_gradients);
     for (size_t n = 0; n < num_forward; ++n) make_forward(graph_.nodes()[n]);
@@ -32,6 +33,7 @@ class Differentiator {
       graph_.mark_output("d." + name, whole(gradient(input), "", -1));
     }
     result_.forward_end = num_forward;
+    defer(deferred);
     std::sort(result_.parameters.begin(), result_.parameters.end());
     result_.parameters.erase(std::unique(result_.parameters.begin(), result_.parameters.end()),
                              result_.parameters.end());
@@ -61,6 +63,25 @@ class Differentiator {
       for (ValueId id : node.outputs)
         if (id != kNoValue) needed_[static_cast<size_t>(id)] = any;
     }
+  }
+
+  // Moves the nodes that add to these parameters' gradients behind all others, which read nothing of theirs.
+  void defer(std::span<const std::string> parameters) {
+    std::set<ValueId> gradients;
+    for (const std::string& name : parameters)
+      if (const std::optional<ValueId> id = graph_.find("grad." + name)) gradients.insert(*id);
+    const auto makes_one = [&](const Node& node) {
+      const auto is_one = [&](ValueId id) { return gradients.contains(id); };
+      if (std::none_of(node.outputs.begin(), node.outputs.end(), is_one)) return false;
+      for (ValueId id : node.outputs)
+        if (id != kNoValue && !is_one(id))
+          throw Unsupported("{} makes the gradient of tied weights together with '{}'; the other stage's comes between",
+                            describe(node), graph_.value(id).name);
+      return true;
+    };
+    const auto first = std::stable_partition(graph_.nodes().begin() + static_cast<std::ptrdiff_t>(result_.forward_end),
+                                             graph_.nodes().end(), [&](const Node& node) { return !makes_one(node); });
+    result_.num_deferred = static_cast<size_t>(graph_.nodes().end() - first);
   }
 
   bool needs_backward(const Node& node) const {
@@ -281,8 +302,8 @@ class Differentiator {
 }  // namespace
 
 Differentiated differentiate(Graph& graph, std::span<const std::string> input_gradients, const Mesh& mesh,
-                             std::span<const std::string> frozen) {
-  return Differentiator(graph, mesh, frozen).run(input_gradients);
+                             std::span<const std::string> frozen, std::span<const std::string> deferred) {
+  return Differentiator(graph, mesh, frozen).run(input_gradients, deferred);
 }
 
 }  // namespace eadem::pipeline

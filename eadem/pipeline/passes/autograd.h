@@ -10,6 +10,7 @@ namespace eadem::pipeline {
 
 struct Differentiated {
   size_t forward_end = 0;               // nodes [0, forward_end) are the forward pass, the rest the backward pass
+  size_t num_deferred = 0;              // of these, the last nodes, which make the gradients of `deferred`
   std::vector<std::string> parameters;  // parameters that receive a gradient
 };
 
@@ -17,8 +18,9 @@ struct Differentiated {
 // the caller seeds. Gradients of a parameter `p` accumulate (+=) into the state "grad.<p>", f32. For each name in
 // `input_gradients`, an input of the graph, the output "d.<name>" is its gradient. Nodes on the way change from the
 // inference to the forward pass. Parameters named in `frozen` have no gradient, and what only
-// they influence has no backward pass. Requires and keeps inferred types. Throws Unsupported naming an op that has no
-// backward pass.
+// they influence has no backward pass. What adds to the gradients of the parameters named in `deferred` comes last.
+// Requires and keeps inferred types. Throws Unsupported naming an op that has no backward pass, and one that makes such
+// a gradient together with others.
 //
 // On several ranks the gradient of a whole value that an op divided (its output is sharded) is a partial sum; an
 // all_reduce is inserted where the backward pass reads it, after parts of one value have been added. The gradients of
@@ -26,6 +28,6 @@ struct Differentiated {
 // are over dp. Their states' types say so, and who reads them gets the sum (sharding.h). What was received from another
 // pipeline stage has its gradient sent back.
 Differentiated differentiate(Graph& graph, std::span<const std::string> input_gradients = {}, const Mesh& mesh = {},
-                             std::span<const std::string> frozen = {});
+                             std::span<const std::string> frozen = {}, std::span<const std::string> deferred = {});
 
 }  // namespace eadem::pipeline

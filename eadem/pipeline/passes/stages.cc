@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "eadem/ops/parallel/collectives.h"
 
@@ -16,10 +17,11 @@ class StageCutter {
  public:
   StageCutter(Graph& graph, int stages, int stage) : graph_(graph), stages_(stages), stage_(stage) {}
 
-  void run(bool training) {
+  std::vector<SharedParameter> run(bool training, std::span<const std::string> frozen) {
     find_node_stages();
     find_readers();
-    if (training) refuse_shared_parameters();
+    std::vector<SharedParameter> shared;
+    if (training) shared = find_shared_parameters(frozen);
     refuse_crossing_states();
     std::vector<Node> nodes = std::move(graph_.nodes());
     graph_.nodes().clear();
@@ -31,6 +33,7 @@ class StageCutter {
       graph_.nodes().push_back(
           {.op = std::make_shared<ops::Send>(MeshAxis::pp, stage_ + 1), .inputs = {id}, .scope = "pipeline"});
     forget_other_stages();
+    return shared;
   }
 
  private:
@@ -99,17 +102,21 @@ class StageCutter {
         {.op = std::make_shared<ops::Recv>(MeshAxis::pp, stage_ - 1, type), .outputs = {id}, .scope = "pipeline"});
   }
 
-  void refuse_shared_parameters() const {
-    std::map<ValueId, int> reader;
+  std::vector<SharedParameter> find_shared_parameters(std::span<const std::string> frozen) const {
+    std::map<ValueId, std::set<int>> readers;
     for (size_t n = 0; n < graph_.nodes().size(); ++n)
-      for (ValueId id : graph_.nodes()[n].inputs) {
-        if (id == kNoValue || graph_.value(id).kind != Value::Kind::parameter) continue;
-        const auto [found, inserted] = reader.try_emplace(id, node_stage_[n]);
-        if (found->second != node_stage_[n])
-          throw Unsupported(
-              "pipeline stages {} and {} both read '{}'; tied weights cannot be trained on several stages",
-              found->second, node_stage_[n], graph_.value(id).name);
-      }
+      for (ValueId id : graph_.nodes()[n].inputs)
+        if (id != kNoValue && graph_.value(id).kind == Value::Kind::parameter) readers[id].insert(node_stage_[n]);
+    std::vector<SharedParameter> shared;
+    for (const auto& [id, stages] : readers) {
+      const std::string& name = graph_.value(id).name;
+      if (stages.size() == 1 || std::find(frozen.begin(), frozen.end(), name) != frozen.end()) continue;
+      if (stages.size() > 2)
+        throw Unsupported("{} pipeline stages read '{}'; tied weights of two stages can be trained, not of more",
+                          stages.size(), name);
+      shared.push_back({name, *stages.begin(), *stages.rbegin()});
+    }
+    return shared;
   }
 
   // A state stays where it is written: sending it would copy the cache of all tokens in every step.
@@ -149,9 +156,10 @@ class StageCutter {
 
 }  // namespace
 
-void keep_stage(Graph& graph, const Mesh& mesh, bool training) {
-  if (mesh.size(MeshAxis::pp) == 1) return;
-  StageCutter(graph, mesh.size(MeshAxis::pp), mesh.rank(MeshAxis::pp)).run(training);
+std::vector<SharedParameter> keep_stage(Graph& graph, const Mesh& mesh, bool training,
+                                        std::span<const std::string> frozen) {
+  if (mesh.size(MeshAxis::pp) == 1) return {};
+  return StageCutter(graph, mesh.size(MeshAxis::pp), mesh.rank(MeshAxis::pp)).run(training, frozen);
 }
 
 }  // namespace eadem::pipeline
