@@ -14,7 +14,6 @@
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/models/family.h"
-#include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/parallel/expert_exchange.h"
 #include "eadem/ops/quantize.h"
 #include "eadem/train/rank_values.h"
@@ -82,8 +81,7 @@ std::string_view name_of_products(const Encoding* products) {
 }
 
 constexpr const char* kAmaxPrefix = "amax.";
-constexpr int64_t kSharedPiece = int64_t{1} << 20;  // elements of a tied weight's gradient that are sent at once
-constexpr int64_t kScalingPitch = 16;               // f32: states begin at multiples of 64 bytes
+constexpr int64_t kScalingPitch = 16;  // f32: states begin at multiples of 64 bytes
 
 }  // namespace
 
@@ -124,7 +122,6 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   find_rounded();
   list_parameters();
   make_optimizer();
-  make_adder();
   make_amax_histories();
 }
 
@@ -229,20 +226,15 @@ void Trainer::list_parameters() {
 }
 
 void Trainer::make_optimizer() {
+  shared_gradients_ = std::make_unique<SharedGradients>(device_, mesh_, training_);
   std::vector<Optimizer::Gradient> gradients;
   for (const std::string& name : trained_) {
     const Graph& graph = training_[0]->graph();
     const TensorType& type = graph.value(*graph.find("grad." + name)).type;
     Tensor& values = gradients_[name] = allocate_tensor(*device_, type.dtype, type.bind({}));
-    const bool shared = is_shared_from(name);
-    for (size_t pass = 0; pass < training_.size(); ++pass) {
-      const Tensor own = shared && pass > 0
-                             ? later_gradients_[name].emplace_back(allocate_tensor(*device_, type.dtype, type.bind({})))
-                             : values;
-      device_->fill_zero(own.view.data, own.view.size_bytes());
-      training_[pass]->bind_state("grad." + name, own.view);
-    }
-    gradients.push_back({name, type, values.view, shared});
+    device_->fill_zero(values.view.data, values.view.size_bytes());
+    shared_gradients_->bind(name, values.view);
+    gradients.push_back({name, type, values.view, shared_gradients_->is_summed_elsewhere(name)});
   }
   optimizer_ = std::make_unique<Optimizer>(device_, mesh_, parameters_, gradients,
                                            AdamWOptions{.beta1 = options_.beta1,
@@ -250,30 +242,6 @@ void Trainer::make_optimizer() {
                                                         .eps = options_.eps,
                                                         .weight_decay = options_.weight_decay,
                                                         .max_grad_norm = options_.max_grad_norm});
-}
-
-bool Trainer::is_shared_from(const std::string& parameter) const {
-  const std::vector<pipeline::SharedParameter>& all = training_[0]->shared_parameters();
-  return std::any_of(all.begin(), all.end(), [&](const pipeline::SharedParameter& shared) {
-    return shared.name == parameter && shared.last == mesh_.rank(MeshAxis::pp);
-  });
-}
-
-void Trainer::make_adder() {
-  const std::vector<pipeline::SharedParameter>& all = training_[0]->shared_parameters();
-  if (std::none_of(all.begin(), all.end(),
-                   [&](const pipeline::SharedParameter& shared) { return shared.first == mesh_.rank(MeshAxis::pp); }))
-    return;
-  Graph graph;
-  const TensorType type(DType::f32, {Symbol::tokens});  // here: elements
-  const ValueId sum = graph.add_input("sum", type), term = graph.add_input("term", type);
-  graph.mark_output("next", graph.add1(std::make_shared<ops::Add>(), {sum, term}));
-  Environment environment{.device = device_};
-  environment.bounds[Symbol::tokens] = kSharedPiece;
-  adder_ = std::make_unique<Program>(std::move(graph), environment, parameters_);
-  adder_->require_complete();
-  received_ = allocate_tensor(*device_, DType::f32, {kSharedPiece});
-  adder_->bind_input(term, received_.view.data);
 }
 
 void Trainer::make_amax_histories() {
@@ -497,7 +465,7 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate, c
   const float norm = optimizer_->sum_gradients(observer);
   if (!std::isfinite(norm))
     throw DataCorrupted("step {}: the gradient's norm is {}; the parameters are unchanged", num_steps_ + 1, norm);
-  hand_over_shared_sums();
+  shared_gradients_->hand_over();
   read_scalings();
   optimizer_->update(learning_rate, num_steps_ + 1, observer);
   ++num_steps_;
@@ -526,10 +494,7 @@ std::pair<double, double> Trainer::run_passes(std::span<const Batch> batches, in
     program.run_forward(symbols.back(), observer);
   }
   double loss = 0, balance = 0;
-  for (const auto& [name, values] : later_gradients_) {
-    device_->fill_zero(gradients_.at(name).view.data, gradients_.at(name).view.size_bytes());
-    for (const Tensor& later : values) device_->fill_zero(later.view.data, later.view.size_bytes());
-  }
+  shared_gradients_->clear();
   for (size_t pass = 0; pass < batches.size(); ++pass) {
     Program& program = *training_[pass];
     program.run_backward(symbols[pass], observer);
@@ -541,51 +506,8 @@ std::pair<double, double> Trainer::run_passes(std::span<const Batch> batches, in
       balance += static_cast<double>(pass_balance);
     }
   }
-  add_shared_gradients(symbols, observer);
+  shared_gradients_->add(symbols, observer);
   return {loss, balance};
-}
-
-// One rank adds the terms of a pass where they are used last to first: of a pass the head's, then the embedding's.
-void Trainer::add_shared_gradients(std::span<const SymbolValues> passes, const pipeline::StepObserver* observer) {
-  const int here = mesh_.rank(MeshAxis::pp);
-  for (size_t pass = 0; pass < passes.size(); ++pass) {
-    for (const pipeline::SharedParameter& shared : training_[0]->shared_parameters()) {
-      if (shared.first == here) add_of_other_stage(gradients_.at(shared.name).view, shared.last);
-      if (shared.last == here)
-        send_in_pieces((pass == 0 ? gradients_.at(shared.name) : later_gradients_.at(shared.name)[pass - 1]).view,
-                       shared.first);
-    }
-    training_[pass]->run_deferred(passes[pass], observer);
-  }
-}
-
-void Trainer::add_of_other_stage(const TensorView& to, int stage) {
-  const int64_t elements = to.num_elements();
-  SymbolValues symbols;
-  for (int64_t first = 0; first < elements; first += kSharedPiece) {
-    const int64_t size = symbols[Symbol::tokens] = std::min(kSharedPiece, elements - first);
-    mesh_.along(MeshAxis::pp).recv(*device_, TensorView(received_.view.data, DType::f32, Shape{size}), stage);
-    float* sum = to.as<float>() + first;
-    adder_->bind_input(adder_->input("sum"), sum);
-    adder_->bind_output(adder_->output("next"), sum);
-    adder_->run(symbols);
-  }
-}
-
-void Trainer::send_in_pieces(const TensorView& from, int stage) {
-  const int64_t elements = from.num_elements();
-  for (int64_t first = 0; first < elements; first += kSharedPiece)
-    mesh_.along(MeshAxis::pp)
-        .send(*device_,
-              TensorView(from.as<float>() + first, DType::f32, Shape{std::min(kSharedPiece, elements - first)}), stage);
-}
-
-void Trainer::hand_over_shared_sums() {
-  const int here = mesh_.rank(MeshAxis::pp);
-  for (const pipeline::SharedParameter& shared : training_[0]->shared_parameters()) {
-    if (shared.first == here) mesh_.along(MeshAxis::pp).send(*device_, gradients_.at(shared.name).view, shared.last);
-    if (shared.last == here) mesh_.along(MeshAxis::pp).recv(*device_, gradients_.at(shared.name).view, shared.first);
-  }
 }
 
 std::pair<double, int64_t> Trainer::summed_over_ranks(double loss, int64_t count) const {

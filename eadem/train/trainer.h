@@ -31,6 +31,7 @@
 #include "eadem/models/graphs.h"
 #include "eadem/pipeline/program.h"
 #include "eadem/train/optimizer.h"
+#include "eadem/train/shared_gradients.h"
 #include "eadem/train/token_data.h"
 
 namespace eadem::train {
@@ -155,7 +156,6 @@ class Trainer {
     float largest() const { return *std::max_element(previous.begin(), previous.end()); }
   };
 
-  void make_adder();
   void make_amax_histories();
   Tensor history_tensor(const AmaxHistory& history) const;
   // Gives the passes the magnitudes for their scales and forgets what they saw.
@@ -185,13 +185,6 @@ class Trainer {
   std::pair<double, double> run_passes(std::span<const Batch> batches, int64_t rank_tokens,
                                        std::span<const float> seeds, float balance_seed,
                                        const pipeline::StepObserver* observer);
-  // Tied weights: their gradients of the `passes` of a group, and what a step has summed.
-  void add_shared_gradients(std::span<const SymbolValues> passes, const pipeline::StepObserver* observer);
-  void hand_over_shared_sums();
-  bool is_shared_from(const std::string& parameter) const;  // an earlier stage
-  // The last of two stages sends what the first one receives and adds to `to`.
-  void add_of_other_stage(const TensorView& to, int stage);
-  void send_in_pieces(const TensorView& from, int stage);
   bool has_loss() const { return mesh_.rank(MeshAxis::pp) + 1 == mesh_.size(MeshAxis::pp); }
   // The parameters that match options_.frozen.
   std::vector<std::string> find_frozen() const;
@@ -222,11 +215,7 @@ class Trainer {
   std::vector<std::string> rounded_;         // trained f32 parameters that a checkpoint does not hold to the bit
   double balancing_ = 0;                     // coefficient of the load-balancing loss
   std::map<std::string, Tensor> gradients_;  // of trained_; on the device
-  // On the last of two stages that share parameters: the gradients that the passes of a group but the first make, by
-  // parameter. Those of the first pass are made in gradients_.
-  std::map<std::string, std::vector<Tensor>> later_gradients_;
-  std::unique_ptr<pipeline::Program> adder_;  // on the first of such stages: to += received_
-  Tensor received_;
+  std::unique_ptr<SharedGradients> shared_gradients_;
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<AmaxHistory> amax_histories_;     // of this stage
   std::map<std::string, int> whole_histories_;  // the names of those of all stages, and whose they are
