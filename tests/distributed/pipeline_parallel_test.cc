@@ -219,7 +219,7 @@ TEST(PipelineParallel, WhatStagesShareIsKnownToAll) {
 // The first of two stages leaves its term of a tied weight's gradient for the end, when it has that of the last one.
 TEST(PipelineParallel, TheFirstStageAddsItsTermOfTiedWeightsLast) {
   const auto model = SmallModel{.tied = true}.make();
-  const std::string name = "model.embed_tokens.weight";
+  const std::string name = "grad.model.embed_tokens.weight";
   std::vector<float> losses;
   const Gradients one = train(*model, {}, losses);
   run_mesh({.pp = 2}, [&](const Mesh& mesh) {
