@@ -32,6 +32,10 @@ constexpr double kSignsPerSecond = 10;
 // Longer than ranks of one step wait for each other, shorter than anything a person notices.
 constexpr auto kSpinTime = std::chrono::microseconds(200);
 constexpr int kSpinsPerLook = 64;  // at the clock
+// Ranks of a step of decode that other programs disturb wait longer than that. Until then a rank that waits offers its
+// processor, and goes on at once when it is its turn; one that sleeps goes on when the system has woken it, which takes
+// longer than most exchanges.
+constexpr auto kYieldTime = std::chrono::milliseconds(5);
 
 using Word = std::atomic<uint32_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 4);
@@ -39,6 +43,12 @@ static_assert(Word::is_always_lock_free && sizeof(Word) == 4);
 enum class Call : uint32_t { all_reduce, all_gather, reduce_scatter, all_to_all, all_to_all_parts, broadcast, send };
 constexpr std::string_view kCallNames[] = {
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_parts", "broadcast", "send"};
+
+// A number that ranks wait for.
+struct Signal {
+  Word value{0}, sleepers{0};
+  uint32_t load() const { return value.load(); }
+};
 
 // The collective that a rank is calling. The other ranks compare it with theirs.
 struct CallOffer {
@@ -56,18 +66,18 @@ enum Presence : uint32_t { absent, present, left };
 
 struct alignas(64) RankState {
   Word presence{absent};
-  Word signs{0};     // of life
-  Word meetings{0};  // at which the rank has arrived
+  Word signs{0};    // of life
+  Signal meetings;  // at which the rank has arrived
   int32_t pid = 0;
   CallOffer offers[2];
 };
 
 struct alignas(64) Mailbox {
-  Word sent{0}, received{0};  // chunks
+  Signal sent, received;  // chunks
   CallOffer offer;
 };
 
-constexpr uint64_t kMagic = 0x7075'6f72'676d'6465;
+constexpr uint64_t kMagic = 0x7175'6f72'676d'6465;
 
 struct Header {
   uint64_t magic = kMagic;
@@ -85,14 +95,19 @@ void relax_processor() {
 #endif
 }
 
-void sleep_on(Word& word, uint32_t value, double seconds) {
+// Until the signal has another value than this, or for so long.
+void sleep_on(Signal& signal, uint32_t value, double seconds) {
   timespec limit{};
   limit.tv_nsec = static_cast<long>(seconds * 1e9);
-  syscall(SYS_futex, &word, FUTEX_WAIT, value, &limit, nullptr, 0);
+  signal.sleepers.fetch_add(1);
+  syscall(SYS_futex, &signal.value, FUTEX_WAIT, value, &limit, nullptr, 0);
+  signal.sleepers.fetch_sub(1);
 }
-void set_and_wake(Word& word, uint32_t value) {
-  word.store(value, std::memory_order_seq_cst);
-  syscall(SYS_futex, &word, FUTEX_WAKE, kMaxRanks, nullptr, nullptr, 0);
+// A rank counts itself before the system compares the value: either it is counted here, or it sees the new value.
+void set_and_wake(Signal& signal, uint32_t value) {
+  signal.value.store(value, std::memory_order_seq_cst);
+  if (signal.sleepers.load(std::memory_order_seq_cst) > 0)
+    syscall(SYS_futex, &signal.value, FUTEX_WAKE, kMaxRanks, nullptr, nullptr, 0);
 }
 
 }  // namespace
@@ -426,24 +441,28 @@ class ProcessCommunicator final : public CheckedCommunicator {
     for (int rank = 0; rank < size(); ++rank) wait(state(rank).meetings, number, rank);
   }
 
-  // Waits until `word`, which `rank` sets, has reached `value`.
-  void wait(Word& word, uint32_t value, int rank) {
+  // Waits until `signal`, which `rank` sets, has reached `value`.
+  void wait(Signal& signal, uint32_t value, int rank) {
     const auto reached = [&](uint32_t now) { return static_cast<int32_t>(now - value) >= 0; };
     const auto start = std::chrono::steady_clock::now();
     do {
       for (int spin = 0; spin < kSpinsPerLook; ++spin) {
-        if (reached(word.load())) return;
+        if (reached(signal.load())) return;
         relax_processor();
       }
     } while (shared_->spins && std::chrono::steady_clock::now() - start < kSpinTime);
+    while (shared_->spins && std::chrono::steady_clock::now() - start < kYieldTime) {
+      if (reached(signal.load())) return;
+      std::this_thread::yield();
+    }
     for (Seen& seen : seen_) seen.unchanged = 0;
     auto look = std::chrono::steady_clock::now();
-    for (uint32_t now = word.load(); !reached(now); now = word.load()) {
+    for (uint32_t now = signal.load(); !reached(now); now = signal.load()) {
       shared_->throw_if_failed();
       const bool has_left = state(rank).presence.load() == left;
-      if (has_left && !reached(word.load())) shared_->fail(fmt::format("rank {} has left the group", rank));
+      if (has_left && !reached(signal.load())) shared_->fail(fmt::format("rank {} has left the group", rank));
       if (has_left) continue;
-      sleep_on(word, now, 0.1);
+      sleep_on(signal, now, 0.1);
       // Looks are counted, not seconds: a group that was stopped as a whole and goes on has missed none.
       if (std::chrono::steady_clock::now() - look < std::chrono::milliseconds(100)) continue;
       look = std::chrono::steady_clock::now();
@@ -473,7 +492,7 @@ class ProcessCommunicator final : public CheckedCommunicator {
   int rank_;
   pid_t process_;
   std::vector<Seen> seen_;
-  Word ends_{0};
+  Signal ends_;
   std::thread signs_;
 };
 
