@@ -96,6 +96,35 @@ TEST_P(BlockTypes, UnpackKeepsItsRangesAndPackRestoresWhatItRead) {
   }
 }
 
+// At every byte of a block: an infinity of 16 bits and other such words, and ones up to the end. What is found is what
+// decodes to a value that is not finite.
+TEST_P(BlockTypes, NotFiniteIsWhatDecodesSo) {
+  const Vectors vectors = read_vectors(format_);
+  std::vector<float> values(static_cast<size_t>(format_.block_size));
+  const auto size = static_cast<size_t>(format_.block_bytes);
+  int found = 0;
+  const auto compare = [&](std::vector<uint8_t>& block, size_t at) {
+    const TensorView view = encoded_view(encoding_, block.data(), Shape{1, format_.block_size});
+    encoding_.decode_row(values.data(), view, 0);
+    const bool finite = std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); });
+    EXPECT_EQ(encoding_.first_not_finite(view, 0, 1) < 0, finite) << "byte " << at;
+    found += finite ? 0 : 1;
+  };
+  for (size_t at = 0; at + 1 < size; ++at) {
+    const std::vector<uint8_t> good(vectors.blocks.begin(), vectors.blocks.begin() + static_cast<std::ptrdiff_t>(size));
+    for (const uint16_t bits : {uint16_t{0x7c00}, uint16_t{0xfc01}, uint16_t{0xffff}, uint16_t{0x7bff}}) {
+      std::vector<uint8_t> block = good;
+      block[at] = static_cast<uint8_t>(bits);
+      block[at + 1] = static_cast<uint8_t>(bits >> 8);
+      compare(block, at);
+    }
+    std::vector<uint8_t> block = good;
+    std::fill(block.begin() + static_cast<std::ptrdiff_t>(at), block.end(), uint8_t{0xff});
+    compare(block, at);
+  }
+  EXPECT_GT(found, 0);
+}
+
 class OnlyRead : public BlockTypes {};
 INSTANTIATE_TEST_SUITE_P(All, OnlyRead,
                          testing::ValuesIn(BlockEncoding::all().subspan(BlockEncoding::writable().size())),

@@ -104,14 +104,23 @@ void BlockEncoding::encode_pieces(const TensorView& encoded, const TensorView& v
   }
 }
 
+bool BlockEncoding::is_finite_by_scale(const uint8_t* block) const {
+  if (format_.scale_at < 0) return false;
+  const uint8_t* stored = block + format_.scale_at;
+  // Levels are bytes: a scale below 2^120 keeps every value finite. An f16 is; a power of two may be larger.
+  if (format_.scale == BlockFormat::Scale::power_of_two) return *stored < 248;
+  const auto is_finite = [](const uint8_t* f16) { return (f16[1] & 0x7c) != 0x7c; };
+  return is_finite(stored) && (!format_.has_min || is_finite(stored + 2));
+}
+
 int64_t BlockEncoding::first_not_finite(const TensorView& encoded, int64_t begin, int64_t end) const {
   const int64_t blocks = encoded.shape.back() / format_.block_size;
   const auto* block = static_cast<const uint8_t*>(encoded.data) + begin * blocks * format_.block_bytes;
   BlockParts parts;
   for (int64_t b = begin * blocks; b < end * blocks; ++b, block += format_.block_bytes) {
+    if (is_finite_by_scale(block)) continue;
     unpack_(parts, block);
     if (!std::isfinite(parts.scale) || (format_.has_min && !std::isfinite(parts.min))) return b * format_.block_size;
-    // Levels are bytes: a scale below 2^120 keeps every value finite. An f16 is; a power of two may be larger.
     if (std::abs(parts.scale) < 0x1p120f) continue;
     for (int i = 0; i < format_.block_size; ++i)
       if (!std::isfinite(parts.scale * static_cast<float>(format_.level(parts.codes[static_cast<size_t>(i)]))))

@@ -49,6 +49,9 @@ struct BlockFormat {
   bool has_min = false;
   int sub_min_max = 1;               // sub-mins are 0 … sub_min_max; 1: no sub-mins
   const int8_t* codebook = nullptr;  // [2^code_bits] levels, ascending or not; null: codes are numbers
+  // The byte of a block at which its scale begins, with the min behind it: f16, or the exponent of a power of two,
+  // 2^(e - 128). -1: the scale does not lie in one place.
+  int scale_at = -1;
 
   int num_groups() const { return block_size / group_size; }
   int level(uint8_t code) const { return codebook == nullptr ? code - zero : codebook[code]; }
@@ -103,6 +106,9 @@ class BlockEncoding final : public Encoding {
   void fill_random(uint8_t* blocks, int64_t first, int64_t count, double size, uint64_t key) const;
 
  private:
+  // Whether a look at the stored scale and min tells that every value of the block is finite.
+  bool is_finite_by_scale(const uint8_t* block) const;
+
   BlockFormat format_;
   Unpack unpack_;
   Pack pack_ = nullptr;

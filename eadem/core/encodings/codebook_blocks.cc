@@ -76,7 +76,8 @@ constexpr BlockFormat kIq4Nl = {.name = "iq4_nl",
                                 .group_size = 32,
                                 .code_bits = 4,
                                 .zero = 0,
-                                .codebook = kNonLinear};
+                                .codebook = kNonLinear,
+                                .scale_at = 0};
 constexpr BlockFormat kIq4Xs = {.name = "iq4_xs",
                                 .block_size = 256,
                                 .block_bytes = 136,
@@ -85,7 +86,8 @@ constexpr BlockFormat kIq4Xs = {.name = "iq4_xs",
                                 .zero = 0,
                                 .sub_scale_min = -32,
                                 .sub_scale_max = 31,
-                                .codebook = kNonLinear};
+                                .codebook = kNonLinear,
+                                .scale_at = 0};
 constexpr BlockFormat kMxfp4 = {.name = "mxfp4",
                                 .block_size = 32,
                                 .block_bytes = 17,
@@ -93,7 +95,8 @@ constexpr BlockFormat kMxfp4 = {.name = "mxfp4",
                                 .code_bits = 4,
                                 .zero = 0,
                                 .scale = BlockFormat::Scale::power_of_two,
-                                .codebook = kE2m1};
+                                .codebook = kE2m1,
+                                .scale_at = 0};
 
 }  // namespace
 

@@ -87,7 +87,8 @@ constexpr BlockFormat iq2_format(std::string_view name, int block_bytes, int gro
           .scale_unit = 0.125f,
           .sub_scale_min = 1,
           .sub_scale_max = 31,
-          .codebook = kIq2Levels};
+          .codebook = kIq2Levels,
+          .scale_at = 0};
 }
 constexpr BlockFormat kIq2Xxs = iq2_format("iq2_xxs", 66, 32);
 constexpr BlockFormat kIq2Xs = iq2_format("iq2_xs", 74, 16);
@@ -140,7 +141,8 @@ constexpr BlockFormat iq3_format(std::string_view name, int block_bytes, const i
           .scale_unit = scale_unit,
           .sub_scale_min = 1,
           .sub_scale_max = 31,
-          .codebook = levels};
+          .codebook = levels,
+          .scale_at = 0};
 }
 constexpr BlockFormat kIq3Xxs = iq3_format("iq3_xxs", 98, kIq3XxsLevels, 0.25f);
 constexpr BlockFormat kIq3S = iq3_format("iq3_s", 110, kIq3SLevels, 1);
@@ -175,7 +177,7 @@ void unpack_iq3_s(BlockParts& parts, const uint8_t* block) {
 // Eighths: 8 level + 1, and 8 level - 1.
 constexpr int8_t kIq1Levels[8] = {-7, 1, 9, 0, -9, -1, 7, 0};
 
-constexpr BlockFormat iq1_format(std::string_view name, int block_bytes, int group_size) {
+constexpr BlockFormat iq1_format(std::string_view name, int block_bytes, int group_size, int scale_at) {
   return {.name = name,
           .block_size = kGridBlock,
           .block_bytes = block_bytes,
@@ -185,10 +187,11 @@ constexpr BlockFormat iq1_format(std::string_view name, int block_bytes, int gro
           .scale_unit = 0.125f,
           .sub_scale_min = 1,
           .sub_scale_max = 15,
-          .codebook = kIq1Levels};
+          .codebook = kIq1Levels,
+          .scale_at = scale_at};
 }
-constexpr BlockFormat kIq1S = iq1_format("iq1_s", 50, 32);
-constexpr BlockFormat kIq1M = iq1_format("iq1_m", 56, 16);
+constexpr BlockFormat kIq1S = iq1_format("iq1_s", 50, 32, 0);
+constexpr BlockFormat kIq1M = iq1_format("iq1_m", 56, 16, -1);
 
 void unpack_iq1_s(BlockParts& parts, const uint8_t* block) {
   const uint8_t *lows = block + 2, *tails = block + 34;

@@ -222,7 +222,8 @@ constexpr BlockFormat kQ2K = {.name = "q2_k",
                               .sub_scale_min = 0,
                               .sub_scale_max = 15,
                               .has_min = true,
-                              .sub_min_max = 15};
+                              .sub_min_max = 15,
+                              .scale_at = 80};
 constexpr BlockFormat kQ3K = {.name = "q3_k",
                               .block_size = kSuperBlock,
                               .block_bytes = 110,
@@ -230,7 +231,8 @@ constexpr BlockFormat kQ3K = {.name = "q3_k",
                               .code_bits = 3,
                               .zero = 4,
                               .sub_scale_min = -32,
-                              .sub_scale_max = 31};
+                              .sub_scale_max = 31,
+                              .scale_at = 108};
 constexpr BlockFormat kQ4K = {.name = "q4_k",
                               .block_size = kSuperBlock,
                               .block_bytes = 144,
@@ -240,7 +242,8 @@ constexpr BlockFormat kQ4K = {.name = "q4_k",
                               .sub_scale_min = 0,
                               .sub_scale_max = 63,
                               .has_min = true,
-                              .sub_min_max = 63};
+                              .sub_min_max = 63,
+                              .scale_at = 0};
 constexpr BlockFormat kQ5K = {.name = "q5_k",
                               .block_size = kSuperBlock,
                               .block_bytes = 176,
@@ -250,7 +253,8 @@ constexpr BlockFormat kQ5K = {.name = "q5_k",
                               .sub_scale_min = 0,
                               .sub_scale_max = 63,
                               .has_min = true,
-                              .sub_min_max = 63};
+                              .sub_min_max = 63,
+                              .scale_at = 0};
 constexpr BlockFormat kQ6K = {.name = "q6_k",
                               .block_size = kSuperBlock,
                               .block_bytes = 210,
@@ -258,7 +262,8 @@ constexpr BlockFormat kQ6K = {.name = "q6_k",
                               .code_bits = 6,
                               .zero = 32,
                               .sub_scale_min = -128,
-                              .sub_scale_max = 127};
+                              .sub_scale_max = 127,
+                              .scale_at = 208};
 
 }  // namespace
 

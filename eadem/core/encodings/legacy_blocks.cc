@@ -97,7 +97,8 @@ constexpr BlockFormat legacy(std::string_view name, int block_bytes, int code_bi
           .group_size = kSize,
           .code_bits = code_bits,
           .zero = zero,
-          .has_min = has_min};
+          .has_min = has_min,
+          .scale_at = 0};
 }
 
 }  // namespace

@@ -47,7 +47,13 @@ void store_scale_tq2_0(uint8_t* block, float scale) { store_f16(block + 64, scal
 
 // Products want sub-scales for codes of 2 bits: ones.
 constexpr BlockFormat ternary_format(std::string_view name, int block_bytes) {
-  return {.name = name, .block_size = 256, .block_bytes = block_bytes, .group_size = 16, .code_bits = 2, .zero = 1};
+  return {.name = name,
+          .block_size = 256,
+          .block_bytes = block_bytes,
+          .group_size = 16,
+          .code_bits = 2,
+          .zero = 1,
+          .scale_at = block_bytes - 2};
 }
 constexpr BlockFormat kTq10 = ternary_format("tq1_0", 54);
 constexpr BlockFormat kTq20 = ternary_format("tq2_0", 66);
