@@ -24,6 +24,8 @@ void parallel_pieces(int64_t count, ParallelFor parallel_for, FunctionRef<void(i
     if (error) std::rethrow_exception(error);
 }
 
+int64_t Encoding::rows_of_piece(const Shape&) const { return 0; }
+
 void Encoding::encode(const TensorView& encoded, const TensorView& values) const {
   encode_pieces(encoded, values, 0, num_pieces(encoded.shape));
 }

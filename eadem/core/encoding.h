@@ -51,6 +51,9 @@ class Encoding {
   // concurrently.
   virtual int64_t num_pieces(const Shape& shape) const = 0;
   virtual void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const = 0;
+  // How many rows of `values` (all but the last axis flattened) a piece reads: piece i reads rows [i * n, i * n + n),
+  // as far as there are such, and no others. 0: pieces read something else.
+  virtual int64_t rows_of_piece(const Shape& shape) const;
   void encode(const TensorView& encoded, const TensorView& values) const;
   // Encodes with the pieces shared out by `parallel_for`. If several pieces fail, the error of the first one is thrown.
   void encode(const TensorView& encoded, const TensorView& values, ParallelFor parallel_for) const;

@@ -84,6 +84,49 @@ TEST(PackedPanels, LayoutInPairs) {
   }
 }
 
+// Rows of whole lines, of less than one and of some values more, in panels that are full or not.
+TEST(PackedPanels, LayoutInEveryDtype) {
+  for (const auto& [out, in] : {std::pair<int64_t, int64_t>{16, 31}, {16, 32}, {33, 97}, {48, 128}, {31, 75}})
+    for (DType dtype : kDtypes) {
+      const Tensor weight = random_tensor({out, in}, dtype, 5), wide = converted_on_host(weight.view, DType::f32);
+      const Tensor panels = packed(*PackedPanels::of(dtype, Side::normal), weight.view);
+      const Tensor data = converted_on_host(TensorView(panels.view.data, dtype, {(out + 15) / 16, in, 16}), DType::f32);
+      for (int64_t p = 0; p < (out + 15) / 16; ++p)
+        for (int64_t k = 0; k < in; ++k)
+          for (int64_t n = 16 * p; n < 16 * p + 16; ++n)
+            ASSERT_EQ(data.view.as<float>()[(p * in + k) * 16 + n % 16],
+                      n < out ? wide.view.as<float>()[n * in + k] : 0.0f)
+                << dtype_name(dtype) << " " << out << " x " << in << ": " << n << " " << k;
+    }
+}
+
+// rows_of_piece: other rows than those that it names may hold anything.
+TEST(PackedPanels, APieceReadsItsRowsAlone) {
+  for (DType dtype : kDtypes)
+    for (Side side : {Side::normal, Side::vnni}) {
+      const PackedPanels* encoding = PackedPanels::of(dtype, side);
+      if (encoding == nullptr) continue;
+      const Shape shape{40, 70};
+      const int64_t rows = encoding->rows_of_piece(shape);
+      ASSERT_EQ(rows, 16);
+      const Tensor weight = random_tensor(shape, dtype, 6), whole = packed(*encoding, weight.view);
+      const int64_t row_bytes = 70 * static_cast<int64_t>(dtype_size(dtype));
+      const int64_t bytes = encoded_bytes(*encoding, shape), piece_bytes = bytes / 3;
+      for (int64_t piece = 0; piece < 3; ++piece) {
+        const Tensor other = random_tensor(shape, dtype, 7), some = packed(*encoding, other.view);
+        const TensorView own = other.view.rows(16 * piece, std::min<int64_t>(16, 40 - 16 * piece));
+        std::memcpy(own.data, weight.view.rows(16 * piece, 1).data, static_cast<size_t>(own.shape[0] * row_bytes));
+        encoding->encode_pieces(some.view, other.view, piece, piece + 1);
+        EXPECT_EQ(std::memcmp(static_cast<const char*>(some.view.data) + piece * piece_bytes,
+                              static_cast<const char*>(whole.view.data) + piece * piece_bytes,
+                              static_cast<size_t>(piece_bytes)),
+                  0)
+            << encoding->name() << " " << piece;
+      }
+    }
+  EXPECT_EQ(PackedPanels::of(DType::f32, Side::transposed)->rows_of_piece({40, 70}), 0);
+}
+
 TEST(PackedPanels, RefusesWhatIsNoMatrix) {
   try {
     PackedPanels::of(DType::f32, Side::normal)->planes(Shape{2, 3, 4});

@@ -63,6 +63,11 @@ int64_t StackedEncoding::num_pieces(const Shape& shape) const {
   return shape[0] * matrix_.num_pieces(matrix_shape(shape));
 }
 
+int64_t StackedEncoding::rows_of_piece(const Shape& shape) const {
+  const int64_t rows = matrix_.rows_of_piece(matrix_shape(shape));
+  return rows > 0 && shape[1] % rows == 0 ? rows : 0;
+}
+
 void StackedEncoding::encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin,
                                     int64_t end) const {
   EADEM_CHECK(encoded.encoding == this, "encoded is not {}", name_);

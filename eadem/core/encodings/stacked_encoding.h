@@ -28,6 +28,7 @@ class StackedEncoding final : public Encoding {
 
   std::vector<PlaneSpec> planes(const Shape& shape) const override;
   int64_t num_pieces(const Shape& shape) const override;  // pieces of all matrices, in order
+  int64_t rows_of_piece(const Shape& shape) const override;
   // `values` is what the matrices' encoding takes, stacked: plain, in blocks, or in a stack of its own.
   void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;

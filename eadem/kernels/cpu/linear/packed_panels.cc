@@ -2,9 +2,12 @@
 #include "eadem/kernels/cpu/linear/packed_panels.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "eadem/core/lookups.h"
+#include "eadem/kernels/cpu/linear/stream_ahead.h"
+#include "eadem/kernels/cpu/linear/transpose.h"
 
 namespace eadem::kernels::cpu {
 
@@ -24,6 +27,42 @@ To convert(From value) {
     return To::from_float(widen(value));
 }
 
+// While a panel is packed, its rows are prefetched this many bytes ahead: processors do not prefetch 16 streams by
+// themselves.
+constexpr int64_t kFetchRow = 512;
+
+// The rows of a whole panel, as bytes.
+struct PanelRows {
+  std::array<const uint8_t*, kPanelWidth> at;
+
+  template <typename T>
+  PanelRows(const T* weight, int64_t k_size) {
+    for (size_t n = 0; n < kPanelWidth; ++n)
+      at[n] = reinterpret_cast<const uint8_t*>(weight + static_cast<int64_t>(n) * k_size);
+  }
+  void fetch_line(int64_t offset) const {
+    for (const uint8_t* row : at) fetch_near(row + offset + kFetchRow);
+  }
+};
+
+// Packs as many whole lines of 64 bytes as rows have. Returns the number of values of k that they hold.
+int64_t pack_lines(uint8_t* panel, const PanelRows& rows, int64_t row_bytes, int64_t value_bytes) {
+  constexpr int64_t kLine = 64;
+  int64_t at = 0;
+  for (; at + kLine <= row_bytes; at += kLine, panel += kLine * kPanelWidth) {
+    rows.fetch_line(at);
+    if (value_bytes == 4) {
+      for (size_t n = 0; n < kPanelWidth; n += 4)
+        for (int64_t i = 0; i < kLine; i += 16) transpose_words(panel + i / 4 * 64 + n * 4, rows.at.data() + n, at + i);
+    } else {
+      for (size_t n = 0; n < kPanelWidth; n += 8)
+        for (int64_t i = 0; i < kLine; i += 16)
+          transpose_halves(panel + i / 2 * 32 + n * 2, rows.at.data() + n, at + i);
+    }
+  }
+  return at / value_bytes;
+}
+
 // Packs rows [k_begin, k_end) of one panel from a matrix [outputs, k] stored by rows. 16 x 16 blocks keep both sides in
 // the first-level cache: 16 lines are read and 16 are written.
 template <typename To, typename From>
@@ -35,6 +74,17 @@ void pack_rows(To* panel, const From* weight, int64_t k_size, int64_t outputs, i
     for (int64_t k = k0; k < k1; ++k)
       for (int64_t n = outputs; n < kPanelWidth; ++n) panel[k * kPanelWidth + n] = To{};
   }
+}
+
+// Packs one panel from a matrix [outputs, k] stored by rows.
+template <typename To, typename From>
+void pack_by_rows(To* panel, const From* weight, int64_t k_size, int64_t outputs) {
+  int64_t k = 0;
+  if constexpr (std::is_same_v<To, From>)
+    if (outputs == kPanelWidth)
+      k = pack_lines(reinterpret_cast<uint8_t*>(panel), PanelRows(weight, k_size),
+                     k_size * static_cast<int64_t>(sizeof(To)), sizeof(To));
+  pack_rows(panel, weight, k_size, outputs, k, k_size);
 }
 
 // Packs one panel from a matrix [k, outputs] stored by rows: on the transposed side, packing copies whole rows.
@@ -50,7 +100,14 @@ void pack_columns(To* panel, const From* weight, int64_t row_size, int64_t outpu
 // written.
 template <typename From>
 void pack_vnni(bf16_t* panel, const From* weight, int64_t k_size, int64_t outputs) {
-  for (int64_t k0 = 0; k0 < k_size; k0 += kVnniTile, panel += kVnniTile * kPanelWidth)
+  int64_t k0 = 0;
+  if constexpr (std::is_same_v<From, bf16_t>) {
+    // A word of two values is transposed as a whole.
+    if (outputs == kPanelWidth)
+      k0 = 2 * pack_lines(reinterpret_cast<uint8_t*>(panel), PanelRows(weight, k_size), k_size * 2, 4);
+    panel += k0 * kPanelWidth;
+  }
+  for (; k0 < k_size; k0 += kVnniTile, panel += kVnniTile * kPanelWidth)
     for (int64_t n = 0; n < kPanelWidth; ++n) {
       bf16_t values[kVnniTile] = {};
       const int64_t some = n < outputs ? std::min(kVnniTile, k_size - k0) : 0;
@@ -81,7 +138,7 @@ void pack_panel(To* data, const From* weight, const Extents& e, PackedPanels::Si
   if (side == PackedPanels::Side::transposed)
     pack_columns(panel, weight + p * kPanelWidth, e.outputs, outputs, 0, e.k);
   else if (side == PackedPanels::Side::normal)
-    pack_rows(panel, weight + p * kPanelWidth * e.k, e.k, outputs, 0, e.k);
+    pack_by_rows(panel, weight + p * kPanelWidth * e.k, e.k, outputs);
   else if constexpr (std::is_same_v<To, bf16_t>)
     pack_vnni(panel, weight + p * kPanelWidth * e.k, e.k, outputs);
 }

@@ -44,6 +44,7 @@ class PackedPanels final : public Encoding {
 
   std::vector<PlaneSpec> planes(const Shape& shape) const override;
   int64_t num_pieces(const Shape& shape) const override;  // panels
+  int64_t rows_of_piece(const Shape&) const override { return side_ == Side::transposed ? 0 : kPanelWidth; }
   void encode_pieces(const TensorView& encoded, const TensorView& plain, int64_t begin, int64_t end) const override;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
   void slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;

@@ -9,6 +9,7 @@
 #include "eadem/core/lookups.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
 #include "eadem/kernels/cpu/linear/stream_ahead.h"
+#include "eadem/kernels/cpu/linear/transpose.h"
 
 namespace eadem::kernels::cpu {
 
@@ -109,29 +110,12 @@ QuantizedLayout layout_of(const BlockFormat& format) {
 // One block of each output of a panel.
 using PanelParts = std::array<BlockParts, kPanelWidth>;
 
-// Transposes 4 x 4 words: four words of each of four rows, from rows[r] + at on; word i of all rows goes to
-// out + i * 64. The bits of `flips` are inverted in every word. Whole vectors are written, because reading a vector
-// right after writing its words one by one stalls.
-HWY_INLINE void turn_words(uint8_t* out, const uint8_t* const* rows, int64_t at, uint32_t flips) {
-  using FourWords = uint32_t __attribute__((vector_size(16)));
-  FourWords r[4];
-  for (size_t i = 0; i < 4; ++i) std::memcpy(&r[i], rows[i] + at, 16);
-  const FourWords low01 = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5),
-                  low23 = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5),
-                  high01 = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7),
-                  high23 = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
-  const FourWords turned[] = {__builtin_shufflevector(low01, low23, 0, 1, 4, 5) ^ flips,
-                              __builtin_shufflevector(low01, low23, 2, 3, 6, 7) ^ flips,
-                              __builtin_shufflevector(high01, high23, 0, 1, 4, 5) ^ flips,
-                              __builtin_shufflevector(high01, high23, 2, 3, 6, 7) ^ flips};
-  for (size_t i = 0; i < 4; ++i) std::memcpy(out + i * 64, &turned[i], 16);
-}
-
 // Writes the codes of one step of all outputs, one byte each, to `to` [kStepVectors, 16, 4]: output n has them at
 // codes[n] + k.
 void gather_step(uint8_t* to, const std::array<const uint8_t*, kPanelWidth>& codes, int64_t k, uint32_t flips) {
   for (size_t n = 0; n < kPanelWidth; n += 4)
-    for (int64_t i = 0; i < kStepVectors; i += 4) turn_words(to + i * 64 + n * 4, codes.data() + n, k + 4 * i, flips);
+    for (int64_t i = 0; i < kStepVectors; i += 4)
+      transpose_words(to + i * 64 + n * 4, codes.data() + n, k + 4 * i, flips);
 }
 
 // Pointers to the planes of one panel.
@@ -257,6 +241,8 @@ std::vector<PlaneSpec> QuantizedPanels::planes(const Shape& shape) const {
 }
 
 int64_t QuantizedPanels::num_pieces(const Shape& shape) const { return (shape[0] + kPanelWidth - 1) / kPanelWidth; }
+
+int64_t QuantizedPanels::rows_of_piece(const Shape&) const { return kPanelWidth; }
 
 void QuantizedPanels::encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin,
                                     int64_t end) const {

@@ -135,6 +135,7 @@ class QuantizedPanels final : public Encoding {
   std::string_view name() const override { return name_; }
   std::vector<PlaneSpec> planes(const Shape& shape) const override;
   int64_t num_pieces(const Shape& shape) const override;  // panels
+  int64_t rows_of_piece(const Shape&) const override;
   // `values` must be stored as `stored()`.
   void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
