@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <mutex>
 
 namespace eadem::pipeline {
 
@@ -255,6 +256,35 @@ void ParameterStore::fill(Layout& layout, const TensorView& host, const std::sha
   }
 }
 
+bool ParameterStore::packs_by_rows(const Layout& layout, const TensorView& host) const {
+  const Encoding* encoding = layout.view.encoding;
+  return device_->host_accessible() && encoding != nullptr && encoding != host.encoding &&
+         encoding->rows_of_piece(host.shape) > 0;
+}
+
+int64_t ParameterStore::fill_finite(Layout& layout, const TensorView& host) {
+  if (layout.owner != nullptr) allocate(layout);
+  const Encoding& encoding = *layout.view.encoding;
+  const int64_t rows = host.shape.num_rows(), step = encoding.rows_of_piece(host.shape);
+  std::mutex mutex;
+  int64_t first = -1;
+  parallel_pieces(
+      encoding.num_pieces(host.shape),
+      [this](int64_t count, FunctionRef<void(int64_t)> task) { device_->host_parallel_shares(count, task); },
+      [&](int64_t begin, int64_t end) {
+        for (int64_t piece = begin; piece < end; ++piece) {
+          const int64_t found = pipeline::first_not_finite(host, piece * step, std::min(rows, (piece + 1) * step));
+          if (found >= 0) {
+            const std::lock_guard lock(mutex);
+            if (first < 0 || found < first) first = found;
+            return;
+          }
+          encoding.encode_pieces(layout.view, host, piece, piece + 1);
+        }
+      });
+  return first;
+}
+
 void ParameterStore::copy_to_device(void* dst, const void* src, int64_t size_bytes) const {
   if (!device_->host_accessible()) return device_->copy_from_host(dst, src, size_bytes);
   constexpr int64_t kRun = 1 << 20;
@@ -314,9 +344,6 @@ void ParameterStore::store(const std::string& name, const Tensor& experts, const
   const TensorView& whole = experts.view;
   if (!is_floating(whole.dtype))
     throw InvalidArgument("{}: '{}' is {}; expected a floating dtype", source, name, dtype_name(whole.dtype));
-  if (const int64_t index = first_not_finite(*device_, whole); index >= 0)
-    throw InvalidArgument("{}: '{}' holds a value that is not finite (NaN or infinity) at flat index {} of {}", source,
-                          name, index, to_string(whole.shape));
   const auto naming = [&](auto action) {
     try {
       action();
@@ -324,6 +351,20 @@ void ParameterStore::store(const std::string& name, const Tensor& experts, const
       throw InvalidArgument("{}: '{}': {}", source, name, error.what());
     }
   };
+  // Values are looked at before anything else happens to them. Where they are packed as they are, that is done while
+  // they are packed, because reading a weight from memory takes as long as packing it.
+  const bool as_stored = whole.encoding == target.type.encoding &&
+                         (whole.encoding != nullptr || whole.dtype == target.type.dtype) &&
+                         (ranks_.tp == 1 || target.type.over(MeshAxis::tp).kind != Sharding::Kind::sharded);
+  const auto packed = std::find_if(target.layouts.begin(), target.layouts.end(), [&](const auto& layout) {
+    return as_stored && !target.loaded && packs_by_rows(layout.second, whole);
+  });
+  Layout* const filled = packed == target.layouts.end() ? nullptr : &packed->second;
+  int64_t not_finite = -1;
+  naming([&] { not_finite = filled != nullptr ? fill_finite(*filled, whole) : first_not_finite(*device_, whole); });
+  if (not_finite >= 0)
+    throw InvalidArgument("{}: '{}' holds a value that is not finite (NaN or infinity) at flat index {} of {}", source,
+                          name, not_finite, to_string(whole.shape));
   // Plain values in the dtype of the parameter.
   const auto in_dtype = [&](const Tensor& values) {
     if (values.view.encoding != nullptr || values.dtype() == target.type.dtype) return values;
@@ -347,7 +388,8 @@ void ParameterStore::store(const std::string& name, const Tensor& experts, const
   if (encodes && !encodes_before_cutting_) part = encoded(part);
   // What was neither decoded, cut nor rounded lies where it lay.
   const std::shared_ptr<const void> kept = part.storage == nullptr ? owner : nullptr;
-  for (auto& [encoding, layout] : target.layouts) naming([&, &layout = layout] { fill(layout, part.view, kept); });
+  for (auto& [encoding, layout] : target.layouts)
+    if (&layout != filled) naming([&, &layout = layout] { fill(layout, part.view, kept); });
   const int last = part.shape().rank() - 1;
   for (const std::string& columns : target.columns) {
     Entry& piece = entries_.at(columns);

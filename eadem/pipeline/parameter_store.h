@@ -51,7 +51,7 @@ class ParameterStore {
   // Takes the whole tensor (on the host; of any floating dtype, or encoded), stores it as it was declared (decoding,
   // rounding or quantizing where it comes otherwise), cuts this rank's part and fills every layout. Throws NotFound (no
   // such parameter) or InvalidArgument (shape, or a value that is not finite), naming `source`, the file it comes from,
-  // and both values.
+  // and both values. The parameter then counts as not loaded, if it was not loaded before.
   //
   // `owner`, if given, keeps the values in place and unchanged. A layout that would be a copy of them then refers to
   // them instead, if the device can. It is for programs that write no parameter.
@@ -133,6 +133,11 @@ class ParameterStore {
   void allocate(Layout& layout);
   void refer(Layout& layout, void* bytes, const std::shared_ptr<const void>& owner);
   void fill(Layout& layout, const TensorView& host, const std::shared_ptr<const void>& owner = {});
+  // Whether fill_finite can fill the layout.
+  bool packs_by_rows(const Layout& layout, const TensorView& host) const;
+  // Fills a layout, and looks for values that are not finite while it has the rows in cache. Returns the flat index of
+  // the first one, or -1. After one the layout holds anything.
+  int64_t fill_finite(Layout& layout, const TensorView& host);
   // Each thread copies the share that it will read.
   void copy_to_device(void* dst, const void* src, int64_t size_bytes) const;
   // Encodes on the device's host threads.

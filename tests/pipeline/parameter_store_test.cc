@@ -17,6 +17,7 @@
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/kernels/backend.h"
+#include "eadem/kernels/cpu/linear/packed_panels.h"
 #include "eadem/kernels/cpu/linear/quantized/quantized_panels.h"
 #include "tests/core/fake_system.h"
 #include "tests/support/refusal.h"
@@ -179,6 +180,9 @@ TEST_P(EncodedParameters, BlocksThatAreNotFiniteAreRefusedAtTheirPlace) {
                      loaded(spoiled.view, TensorType(DType::f32, {kRows, kColumns}, declared));
                    }),
                    {"InvalidArgument: test: 'w'", "not finite", place.c_str()});
+    // Where the values are looked at while they are packed.
+    expect_words(refusal([&] { loaded(spoiled.view, stored_type(), kernels::cpu::QuantizedPanels::of(&encoding_)); }),
+                 {"InvalidArgument: test: 'w'", "not finite", place.c_str()});
   };
   if (format.scale == BlockFormat::Scale::f16) {
     for (float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
@@ -192,6 +196,38 @@ TEST_P(EncodedParameters, BlocksThatAreNotFiniteAreRefusedAtTheirPlace) {
       parts.codes[0] = 7;
     });
   }
+}
+
+// Of plain values that are packed, too, the first one that is not finite is named, whatever the threads. The parameter
+// counts as missing until it was loaded whole.
+TEST(PackedParameter, ValuesThatAreNotFiniteAreRefusedAtTheFirst) {
+  const Encoding* packing = kernels::cpu::PackedPanels::of(DType::bf16, kernels::cpu::PackedPanels::Side::normal);
+  const Tensor good = converted_on_host(random_values({kRows, kColumns}).view, DType::bf16);
+  for (int threads : {1, 2, 3})
+    for (const bool also_plain : {false, true}) {
+      ParameterStore store(open_device("cpu", {.num_threads = threads}));
+      store.declare("w", TensorType(DType::bf16, {kRows, kColumns}));
+      store.layout("w", packing);
+      if (also_plain) store.layout("w", nullptr);
+      for (const int64_t row : {int64_t{0}, int64_t{15}, int64_t{16}, int64_t{33}}) {
+        Tensor bad = converted_on_host(good.view, DType::bf16);
+        for (const int64_t r : {row, kRows - 1}) bad.view.as<bf16_t>()[r * kColumns + 7] = bf16_t{0x7f80};
+        expect_words(refusal([&] { store.load("w", bad.view, "f.safetensors"); }),
+                     {"InvalidArgument: f.safetensors: 'w'", "not finite",
+                      fmt::format("index {} of", row * kColumns + 7).c_str()});
+        expect_words(refusal([&] { store.require_all_loaded("f.safetensors"); }), {"NotFound", "'w'"});
+      }
+      EXPECT_EQ(refusal([&] { store.load("w", good.view, "f.safetensors"); }), "");
+      EXPECT_EQ(refusal([&] { store.require_all_loaded("f.safetensors"); }), "");
+      const Tensor kept = store.to_host("w");
+      EXPECT_EQ(std::memcmp(kept.view.data, good.view.data, static_cast<size_t>(good.view.size_bytes())), 0);
+      // What is there stays when something else is refused.
+      Tensor bad = converted_on_host(good.view, DType::bf16);
+      bad.view.as<bf16_t>()[kRows * kColumns - 1] = bf16_t{0xffff};
+      expect_words(refusal([&] { store.load("w", bad.view, "f.safetensors"); }), {"not finite"});
+      const Tensor again = store.to_host("w");
+      EXPECT_EQ(std::memcmp(again.view.data, good.view.data, static_cast<size_t>(good.view.size_bytes())), 0);
+    }
 }
 
 // A value beyond the largest scale is an error like any other, on whatever thread it is met: the first one is told, and
