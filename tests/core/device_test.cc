@@ -42,6 +42,21 @@ TEST(Isa, UnknownAndUnavailableAreToldApart) {
   }
 }
 
+// The order decides which chain of additions bf16 weights get where nobody names an instruction set.
+TEST(Isa, DotProductsOfBf16ComeFirstOnlyWhereTheyAreFaster) {
+#if defined(__x86_64__)
+  const std::vector<Isa> available = available_isas();
+  const auto dots = std::find(available.begin(), available.end(), Isa::avx512_bf16);
+  if (dots == available.end()) GTEST_SKIP() << "no avx512_bf16 here";
+  const auto without = std::find(available.begin(), available.end(), Isa::avx512_vnni);
+  ASSERT_NE(without, available.end());
+  EXPECT_EQ(dots > without, __builtin_cpu_is("intel") != 0);
+  EXPECT_EQ(std::count(available.begin(), available.end(), Isa::avx512_bf16), 1);
+#else
+  GTEST_SKIP() << "of x86 processors";
+#endif
+}
+
 TEST(CpuDevice, OptionsAreHonoured) {
   for (Isa isa : available_isas()) {
     const auto device = open_device("cpu", {.num_threads = 3, .isa = isa_name(isa)});

@@ -34,6 +34,14 @@ constexpr Isa kAllIsas[] = {Isa::scalar,      Isa::sse4, Isa::avx2, Isa::avx512,
   }();
   return result;
 }
+
+// Whether dot products of bf16 are slower than products of f32: vdpbf16ps does twice as many of them a cycle on AMD's
+// processors (Zen 4 and later), and half as many on Intel's (docs/performance.md). The vendor, and not a measurement,
+// decides, so that the same machine always chooses the same chain of additions.
+[[maybe_unused]] bool has_slow_bf16_dots() {
+  static const bool result = __builtin_cpu_is("intel") != 0;
+  return result;
+}
 #endif
 
 }  // namespace
@@ -76,11 +84,11 @@ std::vector<Isa> available_isas() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     if (__builtin_cpu_supports("avx512vnni")) {
-      if (__builtin_cpu_supports("avx512bf16")) {
-        if (may_use_tiles()) result.push_back(Isa::amx);
-        result.push_back(Isa::avx512_bf16);
-      }
+      const bool has_bf16_dots = __builtin_cpu_supports("avx512bf16");
+      if (has_bf16_dots && may_use_tiles()) result.push_back(Isa::amx);
+      if (has_bf16_dots && !has_slow_bf16_dots()) result.push_back(Isa::avx512_bf16);
       result.push_back(Isa::avx512_vnni);
+      if (has_bf16_dots && has_slow_bf16_dots()) result.push_back(Isa::avx512_bf16);
     }
     result.push_back(Isa::avx512);
   }
