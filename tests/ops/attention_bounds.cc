@@ -30,7 +30,8 @@ std::vector<double> moved_by_codes(const double* x, size_t n) {
 }  // namespace
 
 // The loops of the reference on absolute values; see kernels/attention/attention.h.
-Bounds attention_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool rounded_queries, bool rounded_weights) {
+Bounds attention_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool rounded_queries,
+                        bool rounded_weights) {
   const auto attrs = op.attrs().get<kernels::AttentionAttrs>();
   const int64_t heads = attrs.heads, kv_heads = attrs.kv_heads, dim = attrs.head_dim, value_dim = attrs.values();
   const double scale = std::fabs(static_cast<double>(attrs.scale)), cap = static_cast<double>(attrs.softcap);

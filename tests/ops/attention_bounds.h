@@ -10,8 +10,8 @@
 
 namespace eadem::test {
 
-// `rounded_queries`: the kernel rounds queries to 8 bits, as the keys of an int8 cache are. `rounded_weights`: it rounds
-// the exponentials of scores to bf16.
+// `rounded_queries`: the kernel rounds queries to 8 bits, as the keys of an int8 cache are. `rounded_weights`: it
+// rounds the exponentials of scores to bf16.
 std::vector<std::vector<double>> attention_bounds(const ops::Op& op, kernels::Pass pass,
                                                   std::span<const ops::RefTensor> inputs,
                                                   std::span<const ops::RefTensor> expected, bool rounded_queries,
