@@ -47,15 +47,16 @@ HWY_INLINE Words fold(Words codes, Words sub_scale, int zero) {
 #endif
 }
 
-// Makes signed levels of codes, for tiles; targets without tiles do not call it.
-[[maybe_unused]] HWY_INLINE Words subtract_bytes(Words codes, int zero) {
+// Adds a number to each byte: signed levels of codes, for tiles, and the codes of such levels. Targets without tiles do
+// not call it.
+[[maybe_unused]] HWY_INLINE Words add_to_bytes(Words bytes, int number) {
 #if HWY_TARGET == HWY_SCALAR
-  uint32_t word = hn::GetLane(codes), result = 0;
-  for (int j = 0; j < 32; j += 8) result |= (((word >> j) - static_cast<uint32_t>(zero)) & 0xff) << j;
+  uint32_t word = hn::GetLane(bytes), result = 0;
+  for (int j = 0; j < 32; j += 8) result |= (((word >> j) + static_cast<uint32_t>(number)) & 0xff) << j;
   return hn::Set(WordLanes(), result);
 #else
   const hn::Repartition<uint8_t, WordLanes> d8;
-  return hn::BitCast(WordLanes(), hn::Sub(hn::BitCast(d8, codes), hn::Set(d8, static_cast<uint8_t>(zero))));
+  return hn::BitCast(WordLanes(), hn::Add(hn::BitCast(d8, bytes), hn::Set(d8, static_cast<uint8_t>(number))));
 #endif
 }
 
@@ -98,7 +99,7 @@ void unpack_chunk(float* scratch, const PackedChunk& panel, int64_t steps, const
           if constexpr (Format::kFolded)
             bytes = fold<Format::kMin>(bytes, i < kStepVectors / 2 ? low : high, zero);
           else if constexpr (kLevels)
-            bytes = subtract_bytes(bytes, zero);
+            bytes = add_to_bytes(bytes, -zero);
           store_words(bytes, codes + i * 64 + n * 4);
         }
       }
@@ -123,8 +124,9 @@ constexpr int tile_rows(int dots) {
 }
 
 // c [kRows, kPanels * 16] += rows r0 … of x times the chunks w, which begin at step s0. At each step, `fetch_bytes`
-// bytes of later packed chunks are prefetched, because memory would be idle otherwise.
-template <typename Dot, typename Tile, int kRows, int kPanels>
+// bytes of later packed chunks are prefetched, because memory would be idle otherwise. kLevels: the chunk was unpacked
+// to signed levels.
+template <typename Dot, typename Tile, bool kLevels, int kRows, int kPanels>
 HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const QuantizedRows& x, int64_t r0,
                                  const UnpackedChunk* w, int64_t s0, int64_t steps, int64_t fetch_bytes) {
   constexpr int kVecs = kPanels * kPanelVectors, kDots = Tile::kDots;
@@ -150,7 +152,10 @@ HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const 
     // 1. The sums of the step, or of its halves.
     Ints sums[kDots][kRows][kVecs];
     const auto words_at = [&](int i, int v) {
-      return load_words(w[v / kPanelVectors].codes + s * kStepBytes + i * 64 + v % kPanelVectors * kLanes * 4);
+      const Words bytes =
+          load_words(w[v / kPanelVectors].codes + s * kStepBytes + i * 64 + v % kPanelVectors * kLanes * 4);
+      if constexpr (kLevels) return add_to_bytes(bytes, x.layout->zero);
+      return bytes;
     };
     const auto start_of = [&](int g) {
       return [=](int r, int /*v*/) { return hn::Set(IntLanes(), x_starts[(r * kChunkSteps + s) * kDots + g]); };
@@ -202,13 +207,13 @@ HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const 
 
 // Multiplies all rows by all panels. The codes of a packed step take `step_bytes`. Only the first rows of a panel
 // prefetch.
-template <typename Dot, typename Tile>
+template <typename Dot, typename Tile, bool kLevels>
 void quantized_tiles(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, const UnpackedChunk* w, int64_t panels,
                      int64_t s0, int64_t steps, int64_t step_bytes) {
   const int64_t c_stride = panels * kPanelWidth;
   cut_into<kSumPanels, 1>(panels, [&](auto width, int64_t p) {
     cut_into<tile_rows(Tile::kDots), 8, 4, 2, 1>(rows, [&](auto height, int64_t r) {
-      quantized_tile<Dot, Tile, decltype(height)::value, decltype(width)::value>(
+      quantized_tile<Dot, Tile, kLevels, decltype(height)::value, decltype(width)::value>(
           c + r * c_stride + p * kPanelWidth, c_stride, x, r0 + r, w + p, s0, steps, r == 0 ? step_bytes : 0);
     });
   });
@@ -216,10 +221,14 @@ void quantized_tiles(float* c, const QuantizedRows& x, int64_t r0, int64_t rows,
 
 // ---- The product.
 
-// Formats that tiles multiply faster than dot products do, and the rows from which on they do (step_tiles-inl.h).
+// Formats that tiles multiply faster than dot products do (step_tiles-inl.h).
 template <typename Format>
 inline constexpr bool kOnTiles = (HWY_TARGET == HWY_AVX3) && Format::kDots == 1;
-inline constexpr int64_t kLeastTileRows = 48;
+// Rows from which on they do. The rows that do not fill a tile are multiplied by dot products, which give the same
+// bits. 768 outputs, 2048 inputs, one thread of an Emerald Rapids, microseconds of q4_k and mxfp4: 32 rows take 290 and
+// 271 by dot products alone and 265 and 228 on tiles, 42 rows 376 and 356 and 342 and 304. Copying the last rows beside
+// zeros to fill a tile was slower: 28 rows took 254 and 236 by dot products, 303 and 262 so.
+inline constexpr int64_t kLeastTileRows = 32;
 
 template <template <int> typename Dot, typename Format, bool kTiles>
 void product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
@@ -260,13 +269,16 @@ void product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& 
 #if HWY_TARGET == HWY_AVX3
     if constexpr (kTiles) {
       // A level of q3_k times its sub-scale may be 128, so its bytes stay unsigned.
-      quantized_on_tiles<typename Format::Tile, Format::kFolded && !Format::kMin>(c, x, r0, rows, unpacked, panels, s0,
-                                                                                  steps, Fields::kBytes);
+      const int64_t on_tiles = rows / kTileRows * kTileRows;
+      quantized_on_tiles<typename Format::Tile, Format::kFolded && !Format::kMin>(c, x, r0, on_tiles, unpacked, panels,
+                                                                                  s0, steps, Fields::kBytes);
+      quantized_tiles<Dot<Format::kTileBits>, typename Format::Tile, !Format::kFolded>(
+          c + on_tiles * panels * kPanelWidth, x, r0 + on_tiles, rows - on_tiles, unpacked, panels, s0, steps, 0);
       continue;
     }
 #endif
-    quantized_tiles<Dot<Format::kTileBits>, typename Format::Tile>(c, x, r0, rows, unpacked, panels, s0, steps,
-                                                                   Fields::kBytes);
+    quantized_tiles<Dot<Format::kTileBits>, typename Format::Tile, false>(c, x, r0, rows, unpacked, panels, s0, steps,
+                                                                          Fields::kBytes);
   }
 #if HWY_TARGET == HWY_AVX3
   if constexpr (kTiles) release_tiles();

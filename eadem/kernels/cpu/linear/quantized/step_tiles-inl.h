@@ -8,7 +8,8 @@
 // the step, and storing its sums 12 more. While tiles are at work, and about 170 cycles after, vectors of 512 bits
 // begin one a cycle instead of two, so three operations a row take 48 and four 64. All of it takes 63 to 66 cycles for
 // q8_0 and 79 for q4_k, unpacking included; with dot products of bytes, which alone take 64, it takes 92 and 99. Steps
-// of two sums gain nothing: 111 and 107 for q6_k.
+// of two sums gain nothing: 111 and 107 for q6_k. Sums that begin at 1.5 * 2^23, so that a fused operation makes f32 of
+// them and multiplies by the scale at once, gained nothing (36 and 35 ns a step of q4_k, 33 and 33 of mxfp4).
 //
 // Per-target header: included after hwy/foreach_target.h, inside no namespace.
 #if defined(EADEM_KERNELS_CPU_STEP_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -17,8 +18,6 @@
 #else
 #define EADEM_KERNELS_CPU_STEP_TILES_INL_H_
 #endif
-
-#include <algorithm>
 
 #include "eadem/kernels/cpu/linear/amx.h"
 #include "eadem/kernels/cpu/linear/quantized/quantized_steps-inl.h"
@@ -178,34 +177,14 @@ EADEM_AMX HWY_NOINLINE void blocks_on_tiles(const ChunkRows x, int64_t blocks, c
   }
 }
 
-// Multiplies rows r0 … of x by all panels. The last rows, if they do not fill a tile, are copied beside zeros.
+// Multiplies rows r0 … of x, which are whole tiles, by all panels.
 template <typename Tile, bool kUnsigned>
 void quantized_on_tiles(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, const UnpackedChunk* w,
                         int64_t panels, int64_t s0, int64_t steps, int64_t step_bytes) {
-  const int64_t blocks = rows / kTileRows, whole = blocks * kTileRows, rest = rows - whole;
-  const int64_t first = x.step(r0, s0), c_stride = panels * kPanelWidth;
-  if (blocks > 0)
-    blocks_on_tiles<Tile, kUnsigned>(
-        {x.codes + first * kStep, x.scales + first, x.starts + first, x.sums + first, x.pairs + first, c}, blocks, w,
-        panels, steps, step_bytes);
-  if (rest == 0) return;
-  constexpr int64_t kValues = kTileRows * kChunkSteps;
-  alignas(64) int8_t codes[kValues * kStep] = {};
-  alignas(64) float scales[kValues] = {}, sums[kValues] = {};
-  alignas(64) int32_t starts[kValues] = {}, pairs[kValues] = {};
-  alignas(64) float results[kTileRows * kMaxGroupPanels * kPanelWidth] = {};
-  const int64_t at = first + whole * kChunkSteps, count = rest * kChunkSteps;
-  std::copy_n(x.codes + at * kStep, count * kStep, codes);
-  std::copy_n(x.scales + at, count, scales);
-  if constexpr (kUnsigned) std::copy_n(x.starts + at, count, starts);
-  if constexpr (Tile::kFolded)
-    std::copy_n(x.pairs + at, count, pairs);
-  else if constexpr (Tile::kMin)
-    std::copy_n(x.sums + at, count, sums);
-  std::copy_n(c + whole * c_stride, rest * c_stride, results);
-  blocks_on_tiles<Tile, kUnsigned>({codes, scales, starts, sums, pairs, results}, 1, w, panels, steps,
-                                   blocks > 0 ? 0 : step_bytes);
-  std::copy_n(results, rest * c_stride, c + whole * c_stride);
+  const int64_t first = x.step(r0, s0);
+  blocks_on_tiles<Tile, kUnsigned>(
+      {x.codes + first * kStep, x.scales + first, x.starts + first, x.sums + first, x.pairs + first, c},
+      rows / kTileRows, w, panels, steps, step_bytes);
 }
 
 #undef EADEM_AMX
