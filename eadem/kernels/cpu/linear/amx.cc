@@ -18,11 +18,12 @@ namespace eadem::kernels::cpu {
 namespace {
 
 constexpr int64_t kPanel = 16;
-// How many tiles of k are processed before the next ones: a few hundred rows of them (2 KB each) stay in the
-// second-level cache while the panels pass by, as do two panels (64 KB) while the rows pass by. The next two panels are
-// prefetched meanwhile. Sums are loaded and stored once for all these tiles. To do so every 8 tiles, so that two panels
-// stay in the first-level cache, took 6 to 10 % longer on Emerald Rapids.
-constexpr int64_t kRowTiles = 32;
+// How many tiles of k are processed before the next ones: a few hundred rows of them (1.5 KB each) stay in the
+// second-level cache while the panels pass by. Two panels (48 KB) stay in the first-level cache while the rows pass by,
+// because rows are loaded with a hint that they are not read again soon. The next two panels are prefetched meanwhile.
+// Sums are loaded and stored once for all these tiles. On Emerald Rapids a product of tiles takes 24.5 cycles so, 28.6
+// with 32 tiles and without the hint, and 26.7 with 16 tiles.
+constexpr int64_t kRowTiles = 24;
 
 // Tile registers: 0 to 3 hold sums (0 and 1 the top row of tiles), 4 and 5 hold a, 6 and 7 hold b.
 struct alignas(64) TileConfig {
@@ -89,7 +90,7 @@ EADEM_TILES inline void block(const void* c, void* to, int64_t line, const TileR
   const char* fetched = fetch.tiles + fetch.begin * tiles * kTileLine;
   for (int64_t t = 0; t < tiles; ++t) {
     const char* b_tile = b + t * kTileBytes;
-    _tile_loadd(4, a_tile, a.line_stride);
+    _tile_stream_loadd(4, a_tile, a.line_stride);
     _tile_loadd(6, b_tile, 64);
     add_product<kValues, 0>();
     if constexpr (kRight) {
@@ -97,7 +98,7 @@ EADEM_TILES inline void block(const void* c, void* to, int64_t line, const TileR
       add_product<kValues, 1>();
     }
     if constexpr (kBottom) {
-      _tile_loadd(5, a_tile + a.half_stride, a.line_stride);
+      _tile_stream_loadd(5, a_tile + a.half_stride, a.line_stride);
       add_product<kValues, 2>();
       if constexpr (kRight) add_product<kValues, 3>();
     }

@@ -30,9 +30,8 @@ constexpr int64_t kQuantizedRowBlock = 512, kQuantizedShortestRows = 96;
 // AMX products are so fast that reading either operand takes as long, so blocks have more panels and more rows.
 constexpr int64_t kTileGroupPanels = 8, kTileRowBlock = 256;
 constexpr int64_t kTileShortestRows = 64;  // rows of a task
-// Rows of more values do not stay in the second-level cache until the next group of panels, so groups are larger: 12 %
-// less time for 8192 values, 8 % more for 2048.
-constexpr int64_t kTileLongRow = 4096, kTileLongGroupPanels = 16;
+// Rows of more values do not stay in the second-level cache until the next group of panels, so groups are larger.
+constexpr int64_t kTileLongRow = 4096, kTileLongGroupPanels = 32;
 // Up to this many rows, 16-bit weights are widened in registers as they are read, because decode is bound by memory.
 // For more rows, the first rows of a block store the widened weights for the others.
 constexpr int64_t kWidenInRegistersRows = 8;
