@@ -155,7 +155,7 @@ TEST_P(Bits, AreThoseOfTheRequestAlone) {
   const auto engine = make(160), other = make(0);
   ASSERT_TRUE(engine->reuses_prefixes());
   ASSERT_FALSE(other->reuses_prefixes());
-  constexpr auto kSchedules = static_cast<uint32_t>(12 / test::kEveryCase);
+  constexpr uint32_t kSchedules = test::kEveryCase == 1 ? 12 : 4;
   const Totals totals = run_random_schedules(*engine, *other, kSchedules);
   EXPECT_GT(totals.compared, 500 * kSchedules / 12);
   EXPECT_GT(totals.preemptions, 10 * kSchedules / 12);
