@@ -111,8 +111,8 @@ class Program {
   // The halves of a training program.
   void run_forward(const SymbolValues& symbols, const StepObserver* observer = nullptr);
   void run_backward(const SymbolValues& symbols, const StepObserver* observer = nullptr);
-  // What the backward pass leaves out, on the first of two stages that share parameters: it adds the pass's term to the
-  // gradients of these, behind that of the other stage. `run_backward` comes before, with the same symbols.
+  // Adds this pass's terms to the gradients of parameters that a later stage shares. run_backward leaves them out, so
+  // that the later stage's terms can be added first. Call it after run_backward, with the same symbols.
   void run_deferred(const SymbolValues& symbols, const StepObserver* observer = nullptr);
 
   // Nodes [begin, end) alone, in order.

@@ -47,8 +47,8 @@ class Optimizer {
     std::string parameter;
     TensorType type;
     TensorView values;  // on the device; outlives the optimizer
-    // Of a parameter that an earlier stage of pp has as well: that stage sums it and has it in its length, and the
-    // caller puts the sum here between sum_gradients and update.
+    // True where an earlier stage of pp has the parameter, too. That stage sums the gradient and counts it in the norm;
+    // the caller copies the sum to `values` between sum_gradients and update.
     bool summed_elsewhere = false;
   };
 

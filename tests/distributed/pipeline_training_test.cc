@@ -233,7 +233,7 @@ TEST(PipelineTraining, AValueThatIsNotFiniteEndsTheStepOnEveryStage) {
     Trainer trainer(model, open_device("cpu", {.num_threads = 1}), options, mesh);
     trainer.load_random(7, 0.15);
     const std::vector<Batch> batches = {make_batch(512, 2, 1)};
-    // What a rounding on the last stage remembers to have seen.
+    // A rounding on the last stage records a magnitude that is not a number.
     const pipeline::StepObserver observer = [&](const pipeline::Node& node, std::span<const TensorView>,
                                                 std::span<const TensorView> outputs) {
       if (mesh.rank(MeshAxis::pp) == 1 && node.op->name() == "quantize")

@@ -167,7 +167,7 @@ TEST(TensorParallelTraining, ProductsIn8BitFloatsDivideWholeBlocks) {
   EXPECT_HAS(refusal([&] { train(384, 2); }), "are not whole blocks of 128");
 }
 
-// What the rounding nodes of a step saw, in their order.
+// One run of a `quantize` node: the magnitude that it found and the scale that it took.
 struct Rounding {
   std::string name;  // of the value
   float magnitude;   // of this rank's part

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the files of error bounds (error_bounds.h) compute them with.
+// Helpers for error bounds (error_bounds.h): roundoffs, sizes of terms, and bounds that many ops share.
 #pragma once
 
 #include <span>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the files of cases of ops write them with.
+// Helpers for lists of cases (op_cases.h): a builder, dtypes and sizes.
 #pragma once
 
 #include <utility>

@@ -198,8 +198,8 @@ TEST_P(EncodedParameters, BlocksThatAreNotFiniteAreRefusedAtTheirPlace) {
   }
 }
 
-// Of plain values that are packed, too, the first one that is not finite is named, whatever the threads. The parameter
-// counts as missing until it was loaded whole.
+// A load that packs plain values names the first value that is not finite, on any number of threads. The parameter then
+// counts as missing until a load succeeds.
 TEST(PackedParameter, ValuesThatAreNotFiniteAreRefusedAtTheFirst) {
   const Encoding* packing = kernels::cpu::PackedPanels::of(DType::bf16, kernels::cpu::PackedPanels::Side::normal);
   const Tensor good = converted_on_host(random_values({kRows, kColumns}).view, DType::bf16);
@@ -221,7 +221,7 @@ TEST(PackedParameter, ValuesThatAreNotFiniteAreRefusedAtTheFirst) {
       EXPECT_EQ(refusal([&] { store.require_all_loaded("f.safetensors"); }), "");
       const Tensor kept = store.to_host("w");
       EXPECT_EQ(std::memcmp(kept.view.data, good.view.data, static_cast<size_t>(good.view.size_bytes())), 0);
-      // What is there stays when something else is refused.
+      // A refused load leaves the values of an earlier one.
       Tensor bad = converted_on_host(good.view, DType::bf16);
       bad.view.as<bf16_t>()[kRows * kColumns - 1] = bf16_t{0xffff};
       expect_words(refusal([&] { store.load("w", bad.view, "f.safetensors"); }), {"not finite"});

@@ -237,13 +237,11 @@ class Train(unittest.TestCase):
         # Gradients of what every rank has are summed rank by rank, so that their last bits differ from one process's.
         (self.folder / "eval.txt").write_text("the dog and the cat " * 20)  # three passes, which no number divides
         self.experts()
-        for arguments, accumulation, balancing in ((("--ep", "2"), 4, 0.01), (("--ep", "3"), 3, 0.01),
-                                                   (("--dp", "2", "--ep", "2"), 4, 0.01),
-                                                   (("--tp", "2", "--ep", "2"), 2, 0.01),
-                                                   (("--ep", "2", "--pp", "2"), 4, 0.01)):
+        for arguments, accumulation in ((("--ep", "2"), 4), (("--ep", "3"), 3), (("--dp", "2", "--ep", "2"), 4),
+                                        (("--tp", "2", "--ep", "2"), 2), (("--ep", "2", "--pp", "2"), 4)):
             with self.subTest(arguments=arguments):
                 self.recipe(6, accumulation=accumulation, checkpoint_interval=3,
-                            extra=f"learning_rate = 1e-3\neval_interval = 2\nrouter_aux_loss_coef = {balancing}")
+                            extra="learning_rate = 1e-3\neval_interval = 2\nrouter_aux_loss_coef = 0.01")
                 recipe = self.folder / "recipe.toml"
                 recipe.write_text(recipe.read_text().replace("[training]", 'eval = ["eval.txt"]\n[training]'))
                 runs = []

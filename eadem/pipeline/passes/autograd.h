@@ -10,7 +10,7 @@ namespace eadem::pipeline {
 
 struct Differentiated {
   size_t forward_end = 0;               // nodes [0, forward_end) are the forward pass, the rest the backward pass
-  size_t num_deferred = 0;              // of these, the last nodes, which make the gradients of `deferred`
+  size_t num_deferred = 0;              // of the backward pass, the last nodes: they make gradients of `deferred`
   std::vector<std::string> parameters;  // parameters that receive a gradient
 };
 
