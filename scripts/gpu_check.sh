@@ -202,11 +202,12 @@ elif [[ -x "$bin/eadem" ]]; then
   # One run for many numbers: making the weights of 8B takes most of the time.
   run_benchmark llama-3.2-1b-batch --random benchmarks/models/llama-3.2-1b.json --prompt 1024 --gen 64 --batch 1,32 \
     --depth 0,512
-  run_benchmark llama-3.2-1b-q4_k_m --random benchmarks/models/llama-3.2-1b.json --type q4_k_m --prompt 1024 --gen 64
+  run_benchmark llama-3.2-1b-q4_k_m --random benchmarks/models/llama-3.2-1b.json --type q4_k_m --prompt 1024 --gen 64 \
+    --depth 0,512
   run_benchmark llama-3.1-8b-batch --random benchmarks/models/large/llama-3.1-8b.json --prompt 1024 --gen 64 --batch 1,32 \
     --depth 0,512 --repeat 2
   run_benchmark llama-3.1-8b-q4_k_m --random benchmarks/models/large/llama-3.1-8b.json --type q4_k_m --prompt 1024 \
-    --gen 64 --repeat 3
+    --gen 64 --depth 0,512 --repeat 3
   run_benchmark llama-3.1-8b-fp8 --random benchmarks/models/large/llama-3.1-8b.json --type fp8 --prompt 1024 --gen 64 \
     --batch 1,32 --depth 0,512 --repeat 3
   run_benchmark llama-3.1-8b-fp8_block128 --random benchmarks/models/large/llama-3.1-8b.json --type fp8_block128 \

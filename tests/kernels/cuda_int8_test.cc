@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "eadem/core/encodings/block_encoding.h"
@@ -290,9 +291,10 @@ TEST_F(CudaInt8, ProductsAreThoseOfTheDefinition) {
 
 TEST_F(CudaInt8, RowsDoNotDependOnTheRowsBesideThem) {
   EADEM_SKIP_WITHOUT_HOPPER();
-  const int64_t in = 4096, most = 300;
+  const int64_t most = 300;
   for (const char* type : {"q4_k", "q6_k"})
-    for (const int64_t out : {72, 4096})
+    // Of the last two, blocks have more warps.
+    for (const auto& [out, in] : {std::pair<int64_t, int64_t>{72, 4096}, {4096, 4096}, {2000, 2560}, {4000, 5120}})
       for (const DType dtype : {DType::f32, DType::bf16}) {
         const Weight weight(device_, type, {out, in}, 3);
         const Tensor x = random_on(device_, DType::bf16, {most, in}, 4), bias = random_on(device_, dtype, {out}, 5);

@@ -16,8 +16,9 @@
 //        times the token's code
 //   d, dmin  the scales of the weight's block; scale_c is the token's
 //
-// A code of four bits is an f16 as it lies in its word: its bits are those of code * 2^-24. So all of I' is multiplied
-// by 2^-19, and of the minimums, m by 2^-7 and S by 2^-12.
+// The bits of a code are those of the f16 code * 2^-24, also where a code of four bits lies in its word. So all of I'
+// is multiplied by 2^-19, of the minimums m by 2^-7 and S by 2^-12, and all of C by 2^-20. Rounding to f16 is not
+// changed by that: what is below 2^-14 there, is a multiple of 2^-20.
 //
 // The halves of such a word hold columns 2 t and 2 t + 8, or 2 t + 1 and 2 t + 9, of a step. So f16 fragments have
 // columns 2 t and 2 t + 8 at places 2 t and 2 t + 1, and columns 2 t + 1 and 2 t + 9 at places 2 t + 8 and 2 t + 9.
@@ -52,17 +53,15 @@ __device__ inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b
 
 // --- Fragments of f16.
 
+inline constexpr float kUnit = 0x1p-19f, kSixUnit = 0x1p-20f;  // of I' and C
+
 __device__ inline const uint32_t (&words_of(const uint4& v))[4] { return *reinterpret_cast<const uint32_t(*)[4]>(&v); }
 
 __device__ inline __half2 halves(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
 __device__ inline uint32_t bits_of(__half2 value) { return *reinterpret_cast<const uint32_t*>(&value); }
 __device__ inline __half2 both(float value) { return __float2half2_rn(value); }
-// The bytes of `bytes` that a selector names as f16: 1024 + byte.
-inline constexpr uint32_t kEvenBytes = 0x4240u, kOddBytes = 0x4341u;  // bytes 0 and 2, 1 and 3
-inline constexpr uint32_t kOneByte = 0x4040u;                         // byte 0 twice
-__device__ inline __half2 spread(uint32_t bytes, uint32_t selector) {
-  return halves(__byte_perm(bytes, 0x64646464u, selector));
-}
+// A byte, twice, as f16 of 1024 + itself.
+__device__ inline __half2 spread(uint32_t byte) { return halves(__byte_perm(byte, 0x64646464u, 0x4040u)); }
 
 // How sub-scales of four bits, as f16 of 1024 more, become what the bits of codes are multiplied by: 32 factor *
 // sub-scale in row g, and in row g + 8, whose codes are 16 times themselves, 2 factor * sub-scale.
@@ -74,55 +73,74 @@ struct CodeFactors {
       : by{both(32 * factor), both(2 * factor8)}, minus{both(-32768 * factor), both(-2048 * factor8)} {}
 };
 
-// What a lane holds of a piece of 64 columns of a block.
+// What a lane holds of a piece of 64 columns of a block. `decode` makes the fragments of its steps 2 group and
+// 2 group + 1, codes * sub-scales.
 template <bool kSix>
-struct Codes {
-  static constexpr int kSubs = 64 >> (kSix ? kSixBits : kFourBits).sub_shift;  // sub-scales of a row
+struct Codes;
 
+// Of four bits, times kUnit and `factors`.
+template <>
+struct Codes<false> {
   uint4 words;
-  uint2 tops{};             // of six bits
-  uint32_t subs[kSubs][2];  // sub-scales of rows g and g + 8
+  uint32_t subs[2][2];  // sub-scales of both groups, of rows g and g + 8
 
+  Codes() = default;
   __device__ Codes(const uint8_t* block, int piece, int lane)
       : words(reinterpret_cast<const uint4*>(block)[piece * kWarp + lane]) {
-    if constexpr (kSix) tops = reinterpret_cast<const uint2*>(block + kSixBits.high)[piece * kWarp + lane];
-    const uint8_t* from =
-        block + (kSix ? kSixBits : kFourBits).sub_scales + piece * kSubs * kFragmentBlockRows + lane / 4;
+    const uint8_t* from = block + kFourBits.sub_scales + piece * 2 * kFragmentBlockRows + lane / 4;
 #pragma unroll
-    for (int i = 0; i < kSubs; ++i)
+    for (int i = 0; i < 2; ++i)
       subs[i][0] = from[i * kFragmentBlockRows], subs[i][1] = from[i * kFragmentBlockRows + 8];
   }
 
-  // The fragments of steps 2 group and 2 group + 1: codes * sub-scales, of four bits times 2^-19 and `factors`.
   __device__ void decode(uint32_t (&a)[2][4], int group, const CodeFactors& factors) const {
-    if constexpr (kSix) {
-      constexpr uint32_t kNibbles = 0x0f0f0f0fu, kTops = 0x30303030u;
+    const __half2 scale[2] = {__hfma2(spread(subs[group][0]), factors.by[0], factors.minus[0]),
+                              __hfma2(spread(subs[group][1]), factors.by[1], factors.minus[1])};
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        const uint32_t top = group == 0 ? tops.x : tops.y, word = words_of(words)[2 * group + step];
+    for (int step = 0; step < 2; ++step)
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const __half2 scale = __hadd2(spread(subs[2 * group + step][r] ^ 0x80u, kOneByte), both(-1152.0f));
-          const int shift = 4 - 4 * step - 2 * r;
-          const uint32_t bytes =
-              ((r == 0 ? word : word >> 4) & kNibbles) | ((shift >= 0 ? top << shift : top >> -shift) & kTops);
-#pragma unroll
-          for (int h = 0; h < 2; ++h)
-            a[step][2 * h + r] =
-                bits_of(__hmul2(__hadd2(spread(bytes, h == 0 ? kEvenBytes : kOddBytes), both(-1056.0f)), scale));
-        }
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t word = words_of(words)[2 * group + step] >> (8 * h);
+        a[step][2 * h] = bits_of(__hmul2(halves(word & 0x000f000fu), scale[0]));
+        a[step][2 * h + 1] = bits_of(__hmul2(halves(word & 0x00f000f0u), scale[1]));
       }
-    } else {
-      const __half2 scale[2] = {__hfma2(spread(subs[group][0], kOneByte), factors.by[0], factors.minus[0]),
-                                __hfma2(spread(subs[group][1], kOneByte), factors.by[1], factors.minus[1])};
+  }
+};
+
+// Of six bits, times kSixUnit, by a whole warp.
+template <>
+struct Codes<true> {
+  uint4 words;
+  uint2 tops;
+  __half2 scales;  // 16 times the sub-scales of step lane % 4, of rows g and g + 8
+
+  Codes() = default;
+  __device__ Codes(const uint8_t* block, int piece, int lane)
+      : words(reinterpret_cast<const uint4*>(block)[piece * kWarp + lane]),
+        tops(reinterpret_cast<const uint2*>(block + kSixBits.high)[piece * kWarp + lane]) {
+    const uint8_t* from =
+        block + kSixBits.sub_scales + (piece * kFragmentPieceSteps + lane % 4) * kFragmentBlockRows + lane / 4;
+    const uint32_t subs = from[0] | static_cast<uint32_t>(from[8]) << 16;
+    scales = __hfma2(halves((subs ^ 0x00800080u) | 0x64006400u), both(16.0f), both(-16 * 1152.0f));
+  }
+
+  __device__ void decode(uint32_t (&a)[2][4], int group, const CodeFactors&) const {
+    constexpr uint32_t kNibbles = 0x0f0f0f0fu, kTops = 0x30303030u;
 #pragma unroll
-      for (int step = 0; step < 2; ++step)
+    for (int step = 0; step < 2; ++step) {
+      const __half2 scale = halves(__shfl_sync(kAllLanes, bits_of(scales), 2 * group + step, 4));
+      const __half2 minus = __hmul2(scale, both(-0x1p-19f));  // of a code of 32, which is 0
+      const uint32_t top = group == 0 ? tops.x : tops.y, word = words_of(words)[2 * group + step];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const uint32_t word = words_of(words)[2 * group + step] >> (8 * h);
-          a[step][2 * h] = bits_of(__hmul2(halves(word & 0x000f000fu), scale[0]));
-          a[step][2 * h + 1] = bits_of(__hmul2(halves(word & 0x00f000f0u), scale[1]));
-        }
+      for (int r = 0; r < 2; ++r) {
+        const int shift = 4 - 4 * step - 2 * r;
+        const uint32_t bytes =
+            ((r == 0 ? word : word >> 4) & kNibbles) | ((shift >= 0 ? top << shift : top >> -shift) & kTops);
+        const __half2 by = r == 0 ? __low2half2(scale) : __high2half2(scale);
+        const __half2 add = r == 0 ? __low2half2(minus) : __high2half2(minus);
+        a[step][r] = bits_of(__hfma2(halves(bytes & 0x00ff00ffu), by, add));
+        a[step][2 + r] = bits_of(__hfma2(halves(__byte_perm(bytes, 0, 0x4341u)), by, add));
+      }
     }
   }
 };
@@ -159,8 +177,6 @@ struct IntegerTokens {
     }
   }
 };
-
-inline constexpr float kUnit = 0x1p-19f;  // of I'
 
 // How a row of a block of q4_k is scaled: d * code - dmin * min = D * (factor * code - ratio * min).
 struct MinScale {
@@ -255,16 +271,19 @@ __device__ inline void multiply_six_bits(float (&u)[kTiles][4], const IntegerTok
       for (int step = 0; step < 2; ++step)
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          const uint32_t bytes = words_of(x.codes[t][piece])[2 * group + step] ^ 0x80808080u;  // code + 128
+          uint32_t bytes = words_of(x.codes[t][piece])[2 * group + step];
+          asm volatile("" : "+r"(bytes));  // stays in a loop over blocks, which has no registers for all halves
+          bytes ^= 0x80808080u;            // code + 128
+          // As f16 of 1024 more, of which a selector names two.
           const auto half_of = [&](uint32_t selector) {
-            return bits_of(__hadd2(spread(bytes, selector), both(-1152.0f)));
+            return bits_of(__hadd2(halves(__byte_perm(bytes, 0x64646464u, selector)), both(-1152.0f)));
           };
-          mma_f16(u[t], a[step], half_of(kEvenBytes), half_of(kOddBytes));
+          mma_f16(u[t], a[step], half_of(0x4240u), half_of(0x4341u));
         }
     }
   }
   const auto* d = reinterpret_cast<const __half*>(block + kSixBits.scales) + lane / 4;
-  const float scale[2] = {__half2float(d[0]), __half2float(d[8])};
+  const float scale[2] = {__half2float(d[0]) * (1 / kSixUnit), __half2float(d[8]) * (1 / kSixUnit)};
 #pragma unroll
   for (int t = 0; t < kTiles; ++t)
 #pragma unroll

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of few rows (up to 32 tokens) of 8-bit codes with K-quants, which are bound by reading the weight. The eight
+// Products of few rows (up to 32 tokens) of 8-bit codes with K-quants, which are bound by reading the weight. The
 // warps of a block take the chunks of 256 columns of its rows in turns. Each has a ring of encoded blocks of its own,
 // and multiplies their codes as they are: an integer product for each group of columns with a scale, whose sum over the
 // chunk is exact (integer_products.cuh). The block then adds the chunks in order.
@@ -11,19 +11,21 @@
 #include "eadem/kernels/cuda/instructions/ring.cuh"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/linear/integer_products.cuh"
+#include "eadem/kernels/cuda/linear/pace.cuh"
 
 namespace eadem::kernels::cuda {
 
 namespace {
 
-constexpr int kWarps = 8, kThreads = kWarps * kWarp;
 constexpr int kRowsOfItem = kFragmentBlockRows;  // an item is the block that a warp decodes at a time
-constexpr int kMostStages = 4;
+constexpr int kMostStages = 4, kMostWarps = 16;
 constexpr int kSharedLimit = 227 * 1024;
 
 // A tile has kRowTiles * 16 outputs and 8 * kTokenTiles tokens. With kGated an output has a row of each weight.
-template <int kTokenTiles_, int kRowTiles_, int kBlocks_, bool kGated>
+// kBlocks blocks of kWarps warps share a multiprocessor.
+template <int kTokenTiles_, int kRowTiles_, int kBlocks_, bool kGated, int kWarps_ = 8>
 struct Shape {
+  static constexpr int kWarps = kWarps_, kThreads = kWarps * kWarp;
   static constexpr int kTokenTiles = kTokenTiles_, kRowTiles = kRowTiles_, kBlocks = kBlocks_;
   static constexpr int kTokens = kTokenTiles * 8, kOutputs = kRowTiles * kRowsOfItem;
   static constexpr int kMatrices = kGated ? 2 : 1;
@@ -32,10 +34,10 @@ struct Shape {
   static constexpr int kThreadSums = (kTileSums / kMatrices + kThreads - 1) / kThreads;  // of each matrix
   // Floats of a chunk in shared memory: its terms [item][16 rows][tokens], then the scale of each token.
   static constexpr int kChunkTerms = kTileSums + kTokens;
-  static_assert(kTokens <= kWarp);
+  static_assert(kTokens <= kWarp && kWarps <= kMostWarps);
 };
 
-// A warp's place in the items of its block: chunks warp, warp + 8, ... of every tile.
+// A warp's place in the items of its block: chunks warp, warp + S::kWarps, ... of every tile.
 template <typename S>
 struct Place {
   int tile, chunk, item = 0;
@@ -43,7 +45,7 @@ struct Place {
   __device__ void advance(int warp, int num_chunks) {
     if (++item < S::kItems) return;
     item = 0;
-    chunk += kWarps;
+    chunk += S::kWarps;
     if (chunk < num_chunks) return;
     chunk = warp;
     tile += static_cast<int>(gridDim.x);
@@ -93,9 +95,10 @@ __device__ inline Item item_at(const PackedStreamParams& p, const Place<S>& plac
 // Dynamic shared memory has the warps' rings of `stages` blocks of `pitch` bytes, then the terms of `round_chunks`
 // chunks. A round is a whole number of turns of the warps.
 template <typename Y, typename S>
-__global__ void __launch_bounds__(kThreads, S::kBlocks)
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     integer_stream(const __grid_constant__ PackedStreamParams p, int stages, int pitch, int round_chunks) {
   extern __shared__ __align__(1024) uint8_t memory[];
+  constexpr int kWarps = S::kWarps, kThreads = S::kThreads;
   __shared__ uint64_t barriers[kWarps * kMostStages];
   const LinearStreamParams& product = p.product;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -125,8 +128,13 @@ __global__ void __launch_bounds__(kThreads, S::kBlocks)
       if (++ahead_stage == stages) ahead_stage = 0;
     }
   };
-  if (works && lane == 0)
-    for (int i = 0; i < stages; ++i) copy_next();
+  if (works && lane == 0) {
+    Pace pace(stages, pitch, static_cast<int>(gridDim.x) * kWarps);
+    for (int i = 0; i < stages && ahead.tile < num_tiles; ++i) {
+      pace.wait();
+      copy_next();
+    }
+  }
   wait_for_earlier_kernels();
 
   const int tokens = static_cast<int>(product.tokens), padded_tokens = (tokens + 7) / 8 * 8;
@@ -212,20 +220,31 @@ cudaError_t launch_shape(PackedStreamParams p, cudaStream_t stream) {
   p.num_tiles = count_tiles<S>(p.product);
   // A fifth of a block's shared memory is for terms.
   constexpr int kMemory = kSharedLimit / S::kBlocks - 2048;
+  constexpr int kWarps = S::kWarps;
   constexpr int kTurnBytes = kWarps * S::kChunkTerms * static_cast<int>(sizeof(float));
   const int num_chunks = static_cast<int>(p.product.in / kIntegerChunk);
   const int turns = std::min(static_cast<int>(ceil_div(num_chunks, kWarps)), std::max(1, kMemory / 5 / kTurnBytes));
   const int stages = std::min(kMostStages, (kMemory - turns * kTurnBytes) / (kWarps * pitch));
   if (stages < 1) return cudaErrorInvalidValue;
   const int blocks = std::min(p.num_tiles, static_cast<int>(p.product.multiprocessors) * S::kBlocks);
-  return launch_overlapped(integer_stream<Y, S>, dim3(static_cast<unsigned>(blocks)), kThreads,
+  return launch_overlapped(integer_stream<Y, S>, dim3(static_cast<unsigned>(blocks)), S::kThreads,
                            static_cast<size_t>(kWarps * stages * pitch + turns * kTurnBytes), stream, p, stages, pitch,
                            turns * kWarps);
 }
 
 template <typename Y, bool kGated>
 cudaError_t launch_rows(const PackedStreamParams& p, cudaStream_t stream) {
-  if (p.product.tokens <= 8) return launch_shape<Y, Shape<1, 1, 3, kGated>>(p, stream);
+  if (p.product.tokens <= 8) {
+    // Narrow weights give a multiprocessor few tiles; then each has more warps.
+    if constexpr (!kGated) {
+      const int64_t tiles = count_tiles<Shape<1, 1, 3, false>>(p.product), chunks = p.product.in / kIntegerChunk;
+      if (tiles <= p.product.multiprocessors && chunks > 8)
+        return launch_shape<Y, Shape<1, 1, 1, false, 16>>(p, stream);
+      if (tiles <= 2 * p.product.multiprocessors && chunks > 16)
+        return launch_shape<Y, Shape<1, 1, 2, false, 12>>(p, stream);
+    }
+    return launch_shape<Y, Shape<1, 1, 3, kGated>>(p, stream);
+  }
   if (p.product.tokens <= 16) return launch_shape<Y, Shape<2, 1, 2, kGated>>(p, stream);
   return launch_shape<Y, Shape<4, kGated ? 1 : 2, 1, kGated>>(p, stream);
 }

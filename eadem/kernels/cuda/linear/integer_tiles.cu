@@ -215,7 +215,7 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const Memory&
       uint32_t min[4];
       if constexpr (S::kSix) {
         const auto* d = reinterpret_cast<const __half*>(block + S::kLayout.scales) + lane / 4;
-        scale[0] = __half2float(d[0]), scale[1] = __half2float(d[8]);
+        scale[0] = __half2float(d[0]) * (1 / kSixUnit), scale[1] = __half2float(d[8]) * (1 / kSixUnit);
       } else {
         const MinScales scales(block, lane);
         scale[0] = scales.row[0].scale * (1 / kUnit), scale[1] = scales.row[1].scale * (1 / kUnit);

@@ -13,6 +13,7 @@
 #include "eadem/kernels/cuda/instructions/ring.cuh"
 #include "eadem/kernels/cuda/instructions/tensor_map.cuh"
 #include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/linear/pace.cuh"
 
 namespace eadem::kernels::cuda {
 
@@ -128,31 +129,6 @@ __device__ inline void copy_tokens(const LinearStreamParams& p, const CUtensorMa
     }
 }
 
-// Holds the first copies of all rings of a launch to less than the rate of the memory. While earlier kernels run, rings
-// would fill at once, and what these kernels still have to read and write would wait behind the copies.
-struct Pace {
-  static constexpr uint32_t kBurst = 4'300'000;     // bytes that do not wait, so that the memory is busy at once
-  static constexpr uint32_t kBytesPerClock = 1500;  // the memory of an H100 has 1700
-
-  __device__ Pace(int stages, int stage_bytes) : left(stages), next(clock_ticks()) {
-    const uint32_t bytes = static_cast<uint32_t>(stage_bytes) * gridDim.x;  // of a stage of all blocks
-    ticks = bytes / kBytesPerClock;
-    next -= (max(kBurst / bytes, 1u) - 1) * ticks;
-  }
-  // Called before each copy.
-  __device__ void wait() {
-    if (left <= 0) return;
-    --left;
-    while (static_cast<int32_t>(clock_ticks() - next) < 0) {
-    }
-    next += ticks;
-  }
-  __device__ static uint32_t clock_ticks() { return static_cast<uint32_t>(clock()); }
-
-  int left;              // copies that wait
-  uint32_t ticks, next;  // clocks between copies, and the next one's; they wrap around
-};
-
 // The matrices of a launch whose stages are panels.
 struct StreamMaps {
   CUtensorMap weights[kMostLinearStreamParts];
@@ -167,7 +143,7 @@ __device__ inline void copy_weights(const LinearStreamParams& p, const StreamMap
   const int num_chunks = static_cast<int>(ceil_div(p.in, kChunk));
   const uint64_t policy = l2_policy<L2Policy::evict_first>();
   RingPlace<S::kStages> place{0, 1};  // parity of the phase before the first: the first round waits for nothing
-  Pace pace(S::kStages, S::kWeightBytes);
+  Pace pace(S::kStages, S::kWeightBytes, static_cast<int>(gridDim.x));
   for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
     int tile_of_part = tile;
     const CUtensorMap& map = maps.weights[Tiles::part_of(p, tile_of_part)];

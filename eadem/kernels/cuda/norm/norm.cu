@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <type_traits>
+
 #include "eadem/kernels/cuda/fp8_rows.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
 #include "eadem/kernels/cuda/int8_chunks.cuh"
@@ -8,16 +10,14 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;
-
 enum class Result : uint8_t { plain, e4m3, chunks };  // how y is stored
 
-// y = x / rms(x) * weight; with `add`, sum = x + add is normalized instead of x. One block per row. The sum is rounded
-// before it is normalized, so the bits equal those of the separate ops. kWidth elements are read at once. A thread
-// keeps its kVectors vectors in registers, and the weights, which no earlier kernel makes, are there before the row is;
-// with kVectors = 0 the row is read twice instead, so any `hidden` works, and each thread reads again only elements
-// that it wrote itself.
-template <typename T, typename W, int kWidth, int kVectors, Result kResult>
+// y = x / rms(x) * weight; with `add`, sum = x + add is normalized instead of x. One block of kThreads threads per row.
+// The sum is rounded before it is normalized, so the bits equal those of the separate ops. kWidth elements are read at
+// once. A thread keeps its kVectors vectors in registers, and the weights, which no earlier kernel makes, are there
+// before the row is; with kVectors = 0 the row is read twice instead, so any `hidden` works, and each thread reads
+// again only elements that it wrote itself.
+template <typename T, typename W, int kThreads, int kWidth, int kVectors, Result kResult>
 __global__ void __launch_bounds__(kThreads) rms_norm_rows(RmsNormParams p) {
   constexpr int kKept = kVectors > 0 ? kVectors : 1, kStride = kThreads * kWidth;
   static_assert(kResult == Result::plain || (kVectors > 0 && kWidth == 8));
@@ -118,24 +118,29 @@ cudaError_t launch_rms_norm(const RmsNormParams& p, cudaStream_t stream) {
     return with_f32_or_bf16(p.weight_dtype, [&](auto weight) {
       using T = decltype(x);
       using W = decltype(weight);
-      const dim3 grid(static_cast<unsigned>(p.rows));
-      const auto launch = [&](auto kernel) { return launch_overlapped(kernel, grid, kThreads, 0, stream, p); };
-      if (p.codes != nullptr) {
-        static_assert(kMostQuantizedNormColumns == kThreads * 32);
-        if (p.hidden % 8 != 0 || p.hidden > kMostQuantizedNormColumns) return cudaErrorInvalidValue;
-        return p.hidden <= kThreads * 16 ? launch(rms_norm_rows<T, W, 8, 2, Result::e4m3>)
-                                         : launch(rms_norm_rows<T, W, 8, 4, Result::e4m3>);
-      }
-      if (p.chunks.codes != nullptr) {
-        if (p.hidden % kIntegerChunk != 0 || p.hidden > kMostQuantizedNormColumns) return cudaErrorInvalidValue;
-        return p.hidden <= kThreads * 16 ? launch(rms_norm_rows<T, W, 8, 2, Result::chunks>)
-                                         : launch(rms_norm_rows<T, W, 8, 4, Result::chunks>);
-      }
-      if (p.hidden % 8 != 0) return launch(rms_norm_rows<T, W, 1, 0, Result::plain>);
-      if (p.hidden <= kThreads * 8) return launch(rms_norm_rows<T, W, 8, 1, Result::plain>);
-      if (p.hidden <= kThreads * 16) return launch(rms_norm_rows<T, W, 8, 2, Result::plain>);
-      if (p.hidden <= kThreads * 32) return launch(rms_norm_rows<T, W, 8, 4, Result::plain>);
-      return launch(rms_norm_rows<T, W, 8, 0, Result::plain>);
+      const auto with_result = [&](auto result) {
+        constexpr Result kResult = decltype(result)::value;
+        const auto launch = [&](auto kernel, int threads) {
+          return launch_overlapped(kernel, dim3(static_cast<unsigned>(p.rows)), static_cast<unsigned>(threads), 0,
+                                   stream, p);
+        };
+        if (p.hidden % 8 == 0) {
+          static_assert(kMostQuantizedNormColumns == 512 * 16);
+          if (p.hidden <= 256 * 8) return launch(rms_norm_rows<T, W, 256, 8, 1, kResult>, 256);
+          if (p.hidden <= 512 * 8) return launch(rms_norm_rows<T, W, 512, 8, 1, kResult>, 512);
+          if (p.hidden <= 512 * 16) return launch(rms_norm_rows<T, W, 512, 8, 2, kResult>, 512);
+        }
+        if constexpr (kResult != Result::plain) {
+          return cudaErrorInvalidValue;
+        } else {
+          if (p.hidden % 8 != 0) return launch(rms_norm_rows<T, W, 256, 1, 0, kResult>, 256);
+          return launch(rms_norm_rows<T, W, 512, 8, 0, kResult>, 512);
+        }
+      };
+      if (p.codes != nullptr) return with_result(std::integral_constant<Result, Result::e4m3>());
+      if (p.chunks.codes == nullptr) return with_result(std::integral_constant<Result, Result::plain>());
+      if (p.hidden % kIntegerChunk != 0) return cudaErrorInvalidValue;
+      return with_result(std::integral_constant<Result, Result::chunks>());
     });
   });
 }
