@@ -62,7 +62,8 @@ void SamplingParams::validate() const {
     require_token("logit_bias", token);
     require(bias >= -100 && bias <= 100, "logit_bias", fmt::format("{} for token {}", bias, token), "-100 to 100");
   }
-  require(min_tokens >= 0 && min_tokens <= max_tokens, "min_tokens", min_tokens, "0 to max_tokens");
+  require(min_tokens >= 0 && min_tokens <= max_tokens, "min_tokens", min_tokens,
+          fmt::format("0 to max_tokens, {}", max_tokens).c_str());
   require(n >= 1 && n <= 1024, "n", n, "1 to 1024");
   for (const std::string& text : bad_words) require(!text.empty(), "bad_words", "\"\"", "strings that are not empty");
   for (const std::vector<int64_t>& word : bad_words_ids) {

@@ -40,6 +40,13 @@ ModelConfig config_from_dict(const nb::dict& members, const std::string& name) {
 
 nb::object from_json_text(const std::string& text) { return nb::module_::import_("json").attr("loads")(text); }
 
+// Sets a key of the config.json that `config` would write.
+void set_key(ModelConfig& config, const char* name, nb::object value) {
+  const auto members = nb::cast<nb::dict>(from_json_text(io::to_json(config.to_json())));
+  members[name] = std::move(value);
+  config = config_from_dict(members, "the configuration");
+}
+
 // Reads a configuration without weights: a config.json, or the directory around it. A .gguf holds both together.
 ModelConfig read_config(const std::string& path) {
   const GilRelease release;
@@ -85,11 +92,7 @@ nb::object field_property(const ConfigField& field) {
       nb::name(name.c_str()), nb::is_method(),
       nb::sig(fmt::format("def {}(self) -> {}", name, type_name(field)).c_str()));
   const nb::object set = nb::cpp_function(
-      [name](ModelConfig& config, nb::object value) {
-        const auto members = nb::cast<nb::dict>(from_json_text(io::to_json(config.to_json())));
-        members[name.c_str()] = std::move(value);
-        config = config_from_dict(members, "the configuration");
-      },
+      [name](ModelConfig& config, nb::object value) { set_key(config, name.c_str(), std::move(value)); },
       nb::name(name.c_str()), nb::is_method(),
       nb::sig(fmt::format("def {}(self, value: {}, /) -> None", name, type_name(field)).c_str()));
   return nb::module_::import_("builtins").attr("property")(get, set);
@@ -187,7 +190,9 @@ void bind_config(nb::module_& m) {
       .def_rw("max_position_embeddings", &ModelConfig::max_position_embeddings, "Context length in tokens.")
       .def_rw("rms_norm_eps", &ModelConfig::rms_norm_eps)
       .def_rw("rope_theta", &ModelConfig::rope_theta)
-      .def_prop_ro("hidden_act", [](const ModelConfig& c) { return c.describe().find("hidden_act")->as_string(); })
+      .def_prop_rw(
+          "hidden_act", [](const ModelConfig& c) { return c.describe().find("hidden_act")->as_string(); },
+          [](ModelConfig& c, const std::string& name) { set_key(c, "hidden_act", nb::cast(name)); })
       .def_prop_rw(
           "attention_bias", [](const ModelConfig& c) { return c.attention_bias; },
           [](ModelConfig& c, bool bias) {
@@ -197,8 +202,12 @@ void bind_config(nb::module_& m) {
           "Whether the projections of attention have a bias: q, k and v, and in most model types o as well.")
       .def_rw("mlp_bias", &ModelConfig::mlp_bias)
       .def_rw("tie_word_embeddings", &ModelConfig::tie_word_embeddings)
-      .def_prop_ro(
+      .def_prop_rw(
           "use_cache", [](const ModelConfig&) { return true; },
+          [](ModelConfig&, bool use_cache) {
+            if (!use_cache)
+              throw Unsupported("use_cache is False; an engine keeps the keys and values of earlier tokens");
+          },
           "True: an engine keeps the keys and values of earlier tokens.")
       .def_rw("bos_token_id", &ModelConfig::bos_token_id)
       .def_rw("eos_token_id", &ModelConfig::eos_token_id)

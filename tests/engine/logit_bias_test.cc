@@ -138,7 +138,7 @@ TEST_F(LogitBias, OutOfRangeIsRefused) {
              }),
              "logit_bias is 301 tokens; expected at most 300");
   EXPECT_HAS(refused([](auto& p) { p.min_tokens = -1; }), "min_tokens is -1; expected 0 to max_tokens");
-  EXPECT_HAS(refused([](auto& p) { p.min_tokens = 31; }), "min_tokens is 31");
+  EXPECT_HAS(refused([](auto& p) { p.min_tokens = 31; }), "min_tokens is 31; expected 0 to max_tokens, 30");
   SamplingParams params = plain;
   params.logit_bias = {{1 << 30, 1}};
   EXPECT_NE(run(params).error.find("a bias is for token 1073741824; the vocabulary has"), std::string::npos);

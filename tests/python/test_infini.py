@@ -45,6 +45,86 @@ def test_the_fields_of_a_configuration():
         assert type(getattr(config, name)) is kind, name
     config.validate()
     assert config.kv_dim() == config.num_key_value_heads * config.head_dim
+    for name in fields:  # each can be set: first to what it is
+        setattr(config, name, getattr(config, name))
+    assert config == infini.AutoConfig.from_pretrained(MODEL)
+    config.hidden_act = "gelu"
+    config.validate()
+    assert config.hidden_act == "gelu" and type(config) is infini._infinilm.LlamaConfig
+    with pytest.raises(eadem.Error, match="hidden_act"):
+        config.hidden_act = "silo"
+    with pytest.raises(eadem.Unsupported, match="use_cache is False; an engine keeps the keys and values of earlier"):
+        config.use_cache = False
+
+
+def test_cache_configurations_state_their_sizes_by_methods():
+    native = infini._infinilm
+    for make in (native.StaticKVCacheConfig, lambda: native.PagedKVCacheConfig(1 << 20)):
+        assert isinstance(make(), native.CacheConfig)
+    static, paged = native.StaticKVCacheConfig(), native.PagedKVCacheConfig(1 << 20)
+    assert (static.max_batch_size(), static.max_cache_len()) == (1, 2**63 - 1)
+    assert (paged.max_kv_memory_bytes(), paged.block_size()) == (1 << 20, 16)
+    static, paged = native.StaticKVCacheConfig(3, max_cache_len=40), native.PagedKVCacheConfig(1 << 20, block_size=32)
+    assert (static.max_batch_size(), static.max_cache_len(), paged.block_size()) == (3, 40, 32)
+    engine = native.InferEngine.from_pretrained(MODEL, cache_config=static)
+    assert (engine.max_batch_size, engine.max_sequence_length) == (3, 40)
+    engine.reset_cache(native.StaticKVCacheConfig(2))  # as long as the model's context
+    assert (engine.max_batch_size, engine.max_sequence_length) == (2, 128)
+    engine.reset_cache(paged)
+    assert engine.block_size == 32
+    engine.reset_cache(eadem.StaticKVCacheConfig(4))
+    assert engine.max_batch_size == 4
+    engine.reset_cache()
+    assert engine.max_batch_size == 4
+    for make in (lambda: native.StaticKVCacheConfig(0), lambda: native.StaticKVCacheConfig(1, 2**63),
+                 lambda: native.StaticKVCacheConfig("3"), lambda: native.PagedKVCacheConfig(),
+                 lambda: native.PagedKVCacheConfig(-1), lambda: native.PagedKVCacheConfig(1 << 20, 0),
+                 lambda: native.InferEngine.from_pretrained(MODEL, cache_config=4)):
+        with pytest.raises((eadem.InvalidArgument, TypeError)):
+            make()
+
+
+def test_fields_of_an_input_that_are_left_out():
+    Input = infini._infinilm.InferEngine.Input
+    fields = ["input_ids", "position_ids", "cache_lengths", "input_lengths", "block_tables", "slot_mapping", "temperature",
+              "top_k", "top_p"]
+    empty = Input()
+    assert [getattr(empty, name) for name in fields] == [None] * 6 + [1.0, 50, 1.0]
+    engine = infini._infinilm.InferEngine.from_pretrained(MODEL, cache_config=infini._infinilm.StaticKVCacheConfig(64))
+    with pytest.raises(eadem.InvalidArgument, match="input_ids is None"):
+        engine.forward(empty)
+    # Each of many sequences draws a token of its own, from the 50 likeliest; None stands for the value left out.
+    prompts = [[1, 2, 3, 4]] * 64
+    for step in (Input(prompts), Input(input_ids=prompts, temperature=None, top_k=None, top_p=None)):
+        engine.reset_cache()
+        output = engine.forward(step, return_logits=True)
+        drawn = {int(token) for token in output.output_ids[:, 0]}
+        assert 3 < len(drawn) and drawn <= set(np.argsort(output.logits[0])[-50:].tolist())
+    engine.reset_cache()
+    again = engine.forward(Input(prompts)).output_ids
+    assert not np.array_equal(again, output.output_ids)
+    # Sampling parameters may differ from one sequence to the next.
+    engine.reset_cache()
+    mixed = engine.forward(Input(prompts, temperature=[0.0] * 32 + [1.0] * 32)).output_ids[:, 0]
+    assert set(mixed[:32].tolist()) == {int(np.argmax(output.logits[0]))} and len(set(mixed[32:].tolist())) > 1
+
+
+def test_parameters_are_listed_by_rank():
+    one = infini._infinilm.InferEngine.from_pretrained(MODEL)
+    [whole] = one.state_dict()
+    two = infini._infinilm.InferEngine.from_pretrained(MODEL, infini._infinilm.DistConfig(tp_size=2))
+    parts = two.state_dict()
+    assert len(parts) == 2 and list(parts[0]) == list(whole)
+    name = "model.layers.0.mlp.up_proj.weight"
+    np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), whole[name])
+    for name, array in whole.items():
+        two.load_param(name, infini.from_numpy(array))
+    for engine in (one, two):
+        with pytest.raises(eadem.NotFound, match="model.nrom.weight"):
+            engine.load_param("model.nrom.weight", whole["model.norm.weight"])
+        with pytest.raises(eadem.InvalidArgument, match=r"model.norm.weight.*\[3\].*\[64\]|model.norm.weight.*\[64\].*\[3\]"):
+            engine.load_param("model.norm.weight", np.ones(3, np.float32))
+    one.load_state_dict(whole)
 
 
 def test_tensors_and_devices():
@@ -52,6 +132,8 @@ def test_tensors_and_devices():
     assert tensor.shape == [2, 2] and tensor.dtype == np.int64 and tensor._underlying.tolist() == [[1, 2], [3, 4]]
     array = np.ones(3, np.float32)
     assert infini.from_numpy(array)._underlying is array and infini.from_numpy(array).numpy() is array
+    assert np.asarray(infini.from_numpy(array)) is array and np.shares_memory(np.from_dlpack(infini.from_numpy(array)), array)
+    assert infini.Tensor(array)._underlying is array
     assert infini.device("cpu")._underlying.type == "cpu"
     assert infini.device("nvidia", 0)._underlying.type == "cuda"
     assert infini.device("cuda", 1)._underlying.type == "cuda:1"

@@ -11,9 +11,9 @@ from typing import Any, Optional
 
 import numpy as np
 
-import eadem as _infinilm
 from eadem import AutoConfig, _arguments, _arrays
 from eadem._eadem import InvalidArgument
+from eadem.infini import _infinilm
 
 int32, int64 = np.int32, np.int64
 float16, float32, float64 = np.float16, np.float32, np.float64
@@ -56,6 +56,17 @@ class Tensor:
 
     def numpy(self) -> np.ndarray:
         return self._underlying
+
+    def __array__(self, dtype: Optional[Any] = None, copy: Optional[bool] = None) -> np.ndarray:
+        if copy:
+            return np.array(self._underlying, dtype)
+        return np.asarray(self._underlying, dtype)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._underlying.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._underlying.__dlpack_device__()
 
 
 def from_list(data: Any, dtype: Optional[Any] = None) -> Tensor:
