@@ -4,13 +4,12 @@
 #include <fnmatch.h>
 
 #include <algorithm>
-#include <numeric>
+
+#include "eadem/core/edit_distance.h"
 
 namespace eadem::engine {
 
 namespace {
-
-constexpr size_t kNearestNames = 3;
 
 bool matches(const std::string& pattern, const std::string& name) {
   return fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
@@ -24,33 +23,6 @@ std::string listed(const std::set<std::string>& names) {
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
   return text;
-}
-
-// Levenshtein's distance.
-size_t distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i + 1);
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
-    }
-  }
-  return row.back();
-}
-
-std::string nearest(const std::string& pattern, const std::set<std::string>& names) {
-  std::vector<std::pair<size_t, const std::string*>> order;
-  for (const std::string& name : names) order.emplace_back(distance(pattern, name), &name);
-  const size_t count = std::min(kNearestNames, order.size());
-  std::partial_sort(
-      order.begin(), order.begin() + static_cast<ptrdiff_t>(count), order.end(),
-      [](const auto& a, const auto& b) { return a.first != b.first ? a.first < b.first : *a.second < *b.second; });
-  std::string text;
-  for (size_t i = 0; i < count; ++i) text += fmt::format("{}'{}'", i == 0 ? "" : ", ", *order[i].second);
-  return text.empty() ? "none" : text;
 }
 
 // Returns the parameter that a linear op of its own multiplies by (ports: ops/linear.h), or kNoValue.
@@ -119,9 +91,9 @@ HookRegistry::HookId HookRegistry::add(std::vector<Hook>& hooks, Hook hook, cons
       throw NotFound(
           "hook on '{}': a fusion keeps that value inside its kernel ({}), and can be switched off; the nearest values "
           "that are seen are {}",
-          hook.pattern, listed(fusions), nearest(hook.pattern, names));
+          hook.pattern, listed(fusions), nearest_names(hook.pattern, names, true));
     throw NotFound("hook on '{}': no {} has that name; the nearest names are {}", hook.pattern, kind,
-                   nearest(hook.pattern, names));
+                   nearest_names(hook.pattern, names, true));
   }
   if (hook.rank < kEveryRank || hook.rank >= num_ranks_)
     throw InvalidArgument("hook on '{}' of rank {}; expected 0 to {}", hook.pattern, hook.rank, num_ranks_ - 1);

@@ -110,7 +110,9 @@ LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const En
     default_params_ = SamplingParams::from_generation_config(config, *path, log);
     if (!config.eos_token_ids.empty()) eos = config.eos_token_ids;
   }
-  for (int64_t id : eos) eos_.push_back(static_cast<int32_t>(id));
+  // A file may name an end that the model has no row for, and so never draws.
+  for (const int64_t id : eos)
+    if (id >= 0 && id < checkpoint_.model->info().vocab) eos_.push_back(static_cast<int32_t>(id));
   if (eos_.empty() && tokenizer_->eos()) eos_.push_back(*tokenizer_->eos());
 }
 
@@ -175,17 +177,38 @@ std::vector<std::vector<int32_t>> LLM::bad_words(const SamplingParams& params) c
   return {words.begin(), words.end()};
 }
 
+namespace {
+
+void require_in_vocabulary(const char* name, const std::vector<int64_t>& tokens, int64_t vocab) {
+  for (const int64_t token : tokens)
+    if (token >= vocab) throw InvalidArgument("{} is for token {}; the vocabulary has {}", name, token, vocab);
+}
+
+// Throws when no token of params.allowed_token_ids may be the first one of the text.
+void require_some_allowed(const SamplingParams& params, std::span<const TokenBias> biases) {
+  std::set<int64_t> banned;
+  for (const TokenBias& each : biases)
+    if (each.bias == kNeverSampled) banned.insert(each.token);
+  const std::vector<int64_t>& allowed = *params.allowed_token_ids;
+  if (std::all_of(allowed.begin(), allowed.end(), [&](int64_t token) { return banned.contains(token); }))
+    throw InvalidArgument(
+        "allowed_token_ids has no token that may be drawn: bad words and min_tokens, {}, forbid all of them",
+        params.min_tokens);
+}
+
+}  // namespace
+
 // A request whose seed is not set yet. `words`: bad_words(params).
 GenerationRequest LLM::request_of(const SamplingParams& params, const std::vector<int32_t>& prompt,
                                   const std::vector<std::vector<int32_t>>& words) const {
   GenerationRequest request{.prompt = prompt, .biases = params.biases(eos_, words), .max_tokens = params.max_tokens};
   for (const std::vector<int32_t>& word : words)
     if (word.size() > 1) request.bad_words.push_back(word);
+  const int64_t vocab = engine_->model().info().vocab;
+  require_in_vocabulary("stop_token_ids", params.stop_token_ids, vocab);
   if (params.allowed_token_ids) {
-    const int64_t vocab = engine_->model().info().vocab;
-    for (const int64_t token : *params.allowed_token_ids)
-      if (token >= vocab)
-        throw InvalidArgument("allowed_token_ids is for token {}; the vocabulary has {}", token, vocab);
+    require_in_vocabulary("allowed_token_ids", *params.allowed_token_ids, vocab);
+    require_some_allowed(params, request.biases);
     request.allowed = only_tokens(*params.allowed_token_ids, vocab);
   }
   request.token_mask = params.token_mask;
@@ -306,6 +329,7 @@ std::vector<Completion> LLM::run_beams(std::span<const std::vector<int32_t>> pro
   for (size_t prompt = 0; prompt < prompts.size(); ++prompt) {
     for (size_t i = 0; i < n; ++i) completions[prompt * n + i].prompt_tokens = std::ssize(prompts[prompt]);
     try {
+      require_in_vocabulary("stop_token_ids", params.stop_token_ids, engine_->model().info().vocab);
       loop_->check({.prompt = prompts[prompt]});
       const int64_t room = engine_->max_sequence_length() - std::ssize(prompts[prompt]) + 1;
       options.max_tokens = std::min(params.max_tokens, room);

@@ -74,6 +74,7 @@ void SamplingParams::validate() const {
     require(!allowed_token_ids->empty(), "allowed_token_ids", "[]", "at least one token");
     for (const int64_t token : *allowed_token_ids) require_token("allowed_token_ids", token);
   }
+  for (const int64_t token : stop_token_ids) require_token("stop_token_ids", token);
   require_listed("logprobs", logprobs);
   if (prompt_logprobs) require_listed("prompt_logprobs", *prompt_logprobs);
   validate_beams();

@@ -92,7 +92,7 @@ void Scheduler::check(const GenerationRequest& request) const {
                           biases, kMaxBiases);
   for (const TokenBias& each : request.biases)
     if (each.token < 0 || each.token >= limits_.vocab)
-      throw InvalidArgument("a bias is for token {}; the vocabulary has {}", each.token, limits_.vocab);
+      throw InvalidArgument("a bias or a bad word is for token {}; the vocabulary has {}", each.token, limits_.vocab);
   for (const std::vector<int32_t>& word : request.bad_words)
     for (const int32_t token : word)
       if (token < 0 || token >= limits_.vocab)

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "eadem/core/edit_distance.h"
+
 namespace eadem::pipeline {
 
 namespace {
@@ -319,8 +321,11 @@ Tensor ParameterStore::part_of_whole(const std::string& name, const Tensor& whol
 void ParameterStore::load(const std::string& name, const TensorView& whole, const std::string& source,
                           const std::shared_ptr<const void>& owner) {
   const auto found = entries_.find(name);
-  if (found == entries_.end() || found->second.is_columns())
-    throw NotFound("{}: the model has no parameter '{}'", source, name);
+  if (found == entries_.end() || found->second.is_columns()) {
+    const std::vector<std::string> known = names();
+    throw NotFound("{}: the model has no parameter '{}'; the nearest names are {}", source, name,
+                   nearest_names(name, {known.begin(), known.end()}));
+  }
   const Shape expected = whole_shape(name);
   if (!(whole.shape == expected))
     throw InvalidArgument("{}: '{}' is {}; the model's config implies {}", source, name, to_string(whole.shape),

@@ -31,7 +31,16 @@ def expect(name: str, value: Any, types: Union[type, tuple[type, ...]], expected
 
 
 def string(name: str, value: Any) -> str:
-    return expect(name, value, str, "a str")
+    return text(name, expect(name, value, str, "a str"))
+
+
+def text(name: str, value: str) -> str:
+    """`value`, which has UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{name} has no UTF-8: {error}") from None
+    return value
 
 
 def integer(name: str, value: Any) -> int:
@@ -56,10 +65,10 @@ def boolean(name: str, value: Any) -> bool:
 def strings(name: str, value: Any) -> list[str]:
     """One str, or several."""
     if isinstance(value, str):
-        return [value]
+        return [text(name, value)]
     if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(each, str) for each in value):
         raise InvalidArgument(f"{name} is {given(value)}; expected a str or a sequence of str")
-    return list(value)
+    return [text(name, each) for each in value]
 
 
 def integers(name: str, value: Any) -> list[int]:
@@ -101,7 +110,7 @@ def engine(*, device: Any, threads: Any, prefill_threads: Any, pin: Any, isa: An
 
     `config` is the text of a config.json, which only those processes read; `device_name` what the caller calls `device`.
     """
-    optional = {name: None if value is None else expect(name, value, str, "a str or None")
+    optional = {name: None if value is None else text(name, expect(name, value, str, "a str or None"))
                 for name, value in (("weights", weights), ("activations", activations),
                                     ("matmul_input", matmul_input), ("kv_dtype", kv_dtype))}
     return {"path": os.path.abspath(path) if path else "", "config": config,
@@ -146,6 +155,8 @@ def prompts(value: Any) -> Union[list[str], list[list[int]]]:
     if isinstance(value, str):
         value = [value]
     expected = "a str, a sequence of str, or a sequence of lists of token ids"
+    if isinstance(value, (Mapping, set, frozenset)):  # whose texts would be keys, or have no order
+        raise InvalidArgument(f"prompts is {given(value)}; expected {expected}")
     try:
         items: Sequence[Any] = list(value)
     except TypeError:
@@ -154,12 +165,8 @@ def prompts(value: Any) -> Union[list[str], list[list[int]]]:
     ids: list[list[int]] = []
     for index, item in enumerate(items):
         if isinstance(item, str):
-            try:
-                item.encode()
-            except UnicodeEncodeError as error:
-                raise InvalidArgument(f"prompt {index} has no UTF-8: {error}") from None
-            texts.append(item)
-        elif isinstance(item, (bytes, bytearray)) or not hasattr(item, "__iter__"):
+            texts.append(text(f"prompt {index}", item))
+        elif isinstance(item, (bytes, bytearray, Mapping)) or not hasattr(item, "__iter__"):
             raise InvalidArgument(f"prompt {index} is {given(item)}; prompts are {expected}")
         else:
             tokens = integers(f"prompt {index}", item)

@@ -84,6 +84,8 @@ TEST(Hooks, ANameThatNothingHasIsRefusedWithTheNearestOnes) {
   EXPECT_HAS(text, "'model.norm.");
   EXPECT_HAS(refusal([&] { engine->hooks().register_hook("model.layer.*", nothing); }),
              "the nearest names are 'model.");
+  EXPECT_HAS(refusal([&] { engine->hooks().register_hook("model.nrom*", nothing); }),
+             "the nearest names are 'model.norm.");
   EXPECT_HAS(refusal([&] { engine->hooks().register_linear_input_hook("lm_haed.weight", nothing); }),
              "'lm_head.weight'");
   EXPECT_FALSE(engine->hooks().has_hooks());

@@ -141,7 +141,8 @@ TEST_F(LogitBias, OutOfRangeIsRefused) {
   EXPECT_HAS(refused([](auto& p) { p.min_tokens = 31; }), "min_tokens is 31; expected 0 to max_tokens, 30");
   SamplingParams params = plain;
   params.logit_bias = {{1 << 30, 1}};
-  EXPECT_NE(run(params).error.find("a bias is for token 1073741824; the vocabulary has"), std::string::npos);
+  EXPECT_NE(run(params).error.find("a bias or a bad word is for token 1073741824; the vocabulary has"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -458,9 +458,26 @@ TEST_F(Sampling, OutOfRangeIsRefused) {
   EXPECT_HAS(refused([](auto& p) { p.bad_words_ids = {{1, -2}}; }), "bad_words_ids is for token -2");
   EXPECT_HAS(refused([](auto& p) { p.allowed_token_ids.emplace(); }), "allowed_token_ids is []; expected at least one");
   EXPECT_HAS(refused([](auto& p) { p.allowed_token_ids = {-3}; }), "allowed_token_ids is for token -3");
+  EXPECT_HAS(refused([](auto& p) { p.stop_token_ids = {-1}; }), "stop_token_ids is for token -1");
+  EXPECT_HAS(refused([](auto& p) { p.stop_token_ids = {(int64_t{1} << 32) + 5}; }),
+             "stop_token_ids is for token 42949");
   SamplingParams params = plain;
   params.allowed_token_ids = {1 << 30};
   EXPECT_HAS(run(params).error, "allowed_token_ids is for token 1073741824; the vocabulary has");
+  params = plain;
+  params.stop_token_ids = {1 << 30};
+  EXPECT_HAS(run(params).error, "stop_token_ids is for token 1073741824; the vocabulary has");
+  params.num_beams = 2;
+  EXPECT_HAS(run(params).error, "stop_token_ids is for token 1073741824; the vocabulary has");
+  // What is allowed, other parameters ban.
+  params = plain;
+  params.allowed_token_ids = {7, 9};
+  params.bad_words_ids = {{7}};
+  params.stop_token_ids = {9};
+  EXPECT_EQ(run(params).error, "");
+  params.min_tokens = 3;
+  EXPECT_EQ(run(params).error,
+            "allowed_token_ids has no token that may be drawn: bad words and min_tokens, 3, forbid all of them");
   params = plain;
   params.bad_words_ids = {{3, 1 << 30}};
   EXPECT_HAS(run(params).error, "a bad word has token 1073741824; the vocabulary has");

@@ -373,7 +373,8 @@ TEST(ParameterColumns, AreFilledFromTheWhole) {
       EXPECT_EQ(store.num_parameters(), kRows * kColumns / 2);
       EXPECT_EQ(refusal([&] { store.require_all_loaded("f"); }),
                 fmt::format("NotFound: f: 1 of the model's 1 tensors are missing: 'w' {}", to_string(store.type("w"))));
-      EXPECT_EQ(refusal([&] { store.load("w.a", values.view, "f"); }), "NotFound: f: the model has no parameter 'w.a'");
+      EXPECT_EQ(refusal([&] { store.load("w.a", values.view, "f"); }),
+                "NotFound: f: the model has no parameter 'w.a'; the nearest names are 'w'");
       store.load("w", values.view, "f");
       EXPECT_EQ(refusal([&] { store.require_all_loaded("f"); }), "");
       const Tensor expected =

@@ -490,6 +490,11 @@ def test_generation_config_gives_the_defaults(tmp_path, caplog):
     assert llm.default_params.repetition_penalty == 1.05 and llm.default_params.temperature == 0.7
     assert "max_length 99 is ignored" in caplog.text and "num_beams 2 is ignored" in caplog.text
     assert llm.generate("Once", GREEDY)[0].text == LLM(BUNDLED).generate("Once", GREEDY)[0].text
+    # An end that the model has no row for is never drawn, and is nothing that min_tokens could forbid.
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 50256]}')
+    llm = LLM(tmp_path)
+    assert llm.eos_token_ids == [1] and 50256 not in llm.chat_stop_token_ids
+    assert llm.generate("Once", dataclasses.replace(GREEDY, min_tokens=2))[0].error == ""
 
 
 @pytest.mark.parametrize("arguments, words", [
@@ -501,6 +506,9 @@ def test_generation_config_gives_the_defaults(tmp_path, caplog):
     (([[1, 2.5]],), "prompt 0.1. is 2.5 .float.; expected an int"),
     (([[2**40]],), "prompt 0 holds the token id 1099511627776"),
     (([b"Once"],), "prompt 0 is b'Once' .bytes."),
+    (({"prompt": "Once"},), "prompts is {'prompt': 'Once'} .dict.; expected a str"),
+    (([{"prompt": "Once"}],), "prompt 0 is {'prompt': 'Once'} .dict."),
+    (({"Once", "Twice"},), "prompts is .*set"),
 ])
 def test_wrong_types_are_named_with_what_was_expected(bundled, arguments, words):
     with pytest.raises(eadem.InvalidArgument, match=words):

@@ -92,7 +92,7 @@ def test_a_configuration_and_its_parameters(one):
         engine.forward(InferEngine.Input(PROMPT))
     for name, array in state.items():
         engine.load_param(name, array)
-    with pytest.raises(eadem.NotFound, match="the model has no parameter 'model.nrom.weight'"):
+    with pytest.raises(eadem.NotFound, match="the model has no parameter 'model.nrom.weight'; the nearest names are 'model.norm.weight'"):
         engine.load_param("model.nrom.weight", state["model.norm.weight"])
     with pytest.raises(eadem.InvalidArgument, match=r"'lm_head.weight' is \[3\]; the model's config implies \[256, 64\]"):
         engine.load_param("lm_head.weight", np.zeros(3, np.float32))

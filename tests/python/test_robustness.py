@@ -120,6 +120,17 @@ def test_a_prompt_without_utf8(stories):
         eadem.LLM(stories).generate(["fine", "\ud800"])
 
 
+def test_other_texts_without_utf8(stories):
+    for make, name in ((lambda text: eadem.SamplingParams(stop=["fine", text]), "stop"),
+                       (lambda text: eadem.SamplingParams(bad_words=text), "bad_words"),
+                       (lambda text: eadem.LLM(stories, isa=text), "isa"),
+                       (lambda text: eadem.LLM(stories, weights=text), "weights"),
+                       (lambda text: eadem.InferEngine.from_pretrained(stories, disabled_fusions=text), "disabled_fusions"),
+                       (lambda text: eadem.InferEngine.from_pretrained(stories).load_param(text, np.ones(3)), "name")):
+        with pytest.raises(eadem.InvalidArgument, match=f"{name} has no UTF-8"):
+            make("\ud800")
+
+
 def test_the_configuration_of_a_gguf_file_can_be_shown(stories):
     config = eadem.AutoConfig.from_pretrained(stories)
     assert "interleaved rope" in repr(config)

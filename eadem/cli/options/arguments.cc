@@ -10,26 +10,11 @@
 
 #include "eadem/cli/options/habits.h"
 #include "eadem/cli/terminal.h"
+#include "eadem/core/edit_distance.h"
 
 namespace eadem::cli {
 
 namespace {
-
-// Levenshtein's distance, with a swap of neighbours as one step.
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
-  for (size_t i = 0; i <= a.size(); ++i)
-    for (size_t j = 0; j <= b.size(); ++j) {
-      if (i == 0 || j == 0) {
-        d[i][j] = i + j;
-        continue;
-      }
-      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
-    }
-  return d[a.size()][b.size()];
-}
 
 std::vector<std::string> split_at(std::string_view text, char separator) {
   std::vector<std::string> parts(1);
