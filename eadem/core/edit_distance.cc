@@ -23,7 +23,8 @@ size_t edit_distance(std::string_view text, std::string_view name, bool is_patte
         continue;
       }
       d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (c == name[j - 1] || one ? 0 : 1)});
-      if (i > 1 && j > 1 && c == name[j - 2] && text[i - 2] == name[j - 1]) d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+      if (i > 1 && j > 1 && c == name[j - 2] && text[i - 2] == name[j - 1])
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
     }
   }
   return d[text.size()][name.size()];

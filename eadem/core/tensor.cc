@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 namespace eadem {
@@ -95,12 +96,18 @@ TensorView view_of_planes(void* base, const Encoding& encoding, DType dtype, con
 
 Tensor Tensor::on_host(DType dtype, const Shape& shape) {
   const int64_t size_bytes = shape.num_elements() * static_cast<int64_t>(dtype_size(dtype));
+  // Not aligned_alloc: glibc's looks for more bytes than it keeps, so that a block that was freed is too small for the
+  // next one of its size, and the heap grows by each.
+  constexpr size_t kAlignment = 64;
   const size_t padded = (static_cast<size_t>(size_bytes) + 127) / 64 * 64;
-  void* data = std::aligned_alloc(64, padded);
-  if (data == nullptr)
+  void* const block = std::malloc(padded + kAlignment);
+  if (block == nullptr)
     throw OutOfMemory("cannot allocate {} bytes of host memory for a {} {} tensor", size_bytes, dtype_name(dtype),
                       to_string(shape));
-  return Tensor(TensorView(data, dtype, shape), std::shared_ptr<const void>(data, std::free));
+  void* data = block;
+  size_t space = padded + kAlignment;
+  std::align(kAlignment, padded, data, space);
+  return Tensor(TensorView(data, dtype, shape), std::shared_ptr<const void>(block, std::free));
 }
 
 Tensor Tensor::on_host(DType dtype, const Shape& shape, const Encoding& encoding) {

@@ -65,6 +65,10 @@ class Usage(ProgramTest):
         self.refused(2, "--typical-p is 0", "run", "-p", "a", "--typical-p", "0")
         self.refused(2, "--bad-words is empty", "run", "-p", "a", "--bad-words", "")
         self.refused(2, "--allowed-token-ids is '5,'", "run", "-p", "a", "--allowed-token-ids", "5,")
+        self.refused(2, "--stop-token-ids is '5,x'", "run", "-p", "a", "--stop-token-ids", "5,x")
+        self.refused(2, "--stop-token-ids is for token -5", "run", "-p", "a", "--stop-token-ids", "-5")
+        self.refused(1, "stop_token_ids is for token 99999; the vocabulary has", "run", "-p", "a", "--stop-token-ids",
+                     "99999")
         self.refused(2, "--num-beams is 17", "run", "-p", "a", "--num-beams", "17", "--temperature", "0")
         self.refused(2, "--length-penalty is for beam search", "run", "-p", "a", "--length-penalty", "2")
         self.refused(2, "--logprobs is for --json", "run", "-p", "a", "--logprobs", "3")

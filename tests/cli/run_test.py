@@ -88,6 +88,11 @@ class Run(ProgramTest):
         self.assertEqual(result("--allowed-token-ids", "514")["token_ids"], [514] * 8)
         self.assertLessEqual(set(result("--allowed-token-ids", "514,515", "--allowed-token-ids", "516", "--temperature",
                                         "9")["token_ids"]), {514, 515, 516})
+        ends = plain["token_ids"][3]
+        stopped = result("--stop-token-ids", f"{ends},3", "--stop-token-ids", "5")
+        self.assertEqual(stopped["token_ids"][:3], plain["token_ids"][:3])
+        self.assertNotIn(ends, stopped["token_ids"][:-1])
+        self.assertLessEqual(len(stopped["token_ids"]), 4)
         listed = result("--logprobs", "2")
         self.assertEqual(listed["token_ids"], plain["token_ids"])
         self.assertEqual([top[0] for top in listed["top_logprobs"]],

@@ -3,8 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <numeric>
+#include <vector>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/core/error.h"
@@ -125,6 +133,23 @@ TEST(Buffer, FreesOnceAndMoves) {
   }
   EXPECT_EQ(freed, 1);
 }
+
+#ifdef __GLIBC__
+TEST(Tensor, MemoryOfTensorsOnTheHostIsUsedAgain) {
+  constexpr int64_t kBytes = 8 << 20;
+  // A block of this size that was freed makes malloc take later ones from the heap.
+  std::free(std::malloc(3 * kBytes));
+  const auto heap = [] { return static_cast<int64_t>(mallinfo2().arena); };
+  const int64_t before = heap();
+  std::vector<std::unique_ptr<std::byte[]>> kept;
+  for (size_t i = 0; i < 32; ++i) {
+    const Tensor tensor = Tensor::on_host(DType::u8, Shape{kBytes});
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.view.data) % 64, 0U);
+    kept.push_back(std::make_unique<std::byte[]>(100 + 40 * i));  // between blocks, so that the heap cannot shrink
+  }
+  EXPECT_LE(heap() - before, 2 * kBytes);
+}
+#endif
 
 TEST(Error, KindsAndMessages) {
   const InvalidArgument plain(std::string("braces {} stay"));

@@ -43,13 +43,13 @@ void add_bias(std::map<int64_t, double>& biases, const std::string& text) {
 }
 
 // Adds the ids that "15043,15044" states.
-void add_ids(std::vector<int64_t>& ids, const std::string& text) {
+void add_ids(std::vector<int64_t>& ids, const char* option, const std::string& text) {
   const char *begin = text.data(), *const end = begin + text.size();
   for (;;) {
     int64_t id = 0;
     const auto [rest, bad] = std::from_chars(begin, end, id);
     if (bad != std::errc() || (rest != end && *rest != ','))
-      throw UsageError(fmt::format("--allowed-token-ids is {}; expected ids of tokens: 15043,15044", io::quote(text)));
+      throw UsageError(fmt::format("{} is {}; expected ids of tokens: 15043,15044", option, io::quote(text)));
     ids.push_back(id);
     if (rest == end) return;
     begin = rest + 1;
@@ -85,6 +85,7 @@ void SamplingOptions::add(Arguments& arguments, const std::string& usual_max_tok
   arguments.option("--min-tokens", "N", min_tokens, "tokens to draw before the text may end");
   arguments.option("--seed", "N", seed, "the same seed gives the same text (default: a fresh one, printed)");
   arguments.list("--stop", "TEXT", stop, "end before this text; may be repeated");
+  arguments.list("--stop-token-ids", "ID,ID", stop_token_ids, "end at these tokens; may be repeated");
   arguments.flag("--ignore-eos", ignore_eos, "go on after the end-of-text token");
 }
 
@@ -108,9 +109,10 @@ engine::SamplingParams SamplingOptions::over(engine::SamplingParams params, int6
   for (const std::string& text : logit_bias) add_bias(params.logit_bias, text);
   params.bad_words.insert(params.bad_words.end(), bad_words.begin(), bad_words.end());
   if (!allowed_token_ids.empty()) params.allowed_token_ids.emplace();
-  for (const std::string& text : allowed_token_ids) add_ids(*params.allowed_token_ids, text);
+  for (const std::string& text : allowed_token_ids) add_ids(*params.allowed_token_ids, "--allowed-token-ids", text);
   if (seed) params.seed = seed;
   params.stop.insert(params.stop.end(), stop.begin(), stop.end());
+  for (const std::string& text : stop_token_ids) add_ids(params.stop_token_ids, "--stop-token-ids", text);
   params.ignore_eos = ignore_eos;
   params.validate();
   return params;

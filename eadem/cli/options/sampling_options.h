@@ -18,15 +18,15 @@ struct SamplingOptions {
   std::optional<double> temperature, top_p, min_p, typical_p, repetition_penalty, presence_penalty, frequency_penalty,
       length_penalty;
   std::vector<std::string> stop, bad_words;
-  std::vector<std::string> allowed_token_ids;  // "ID" or "ID,ID"
-  std::vector<std::string> logit_bias;         // "ID=X", "ID+X" or "ID-X"
+  std::vector<std::string> allowed_token_ids, stop_token_ids;  // "ID" or "ID,ID"
+  std::vector<std::string> logit_bias;                         // "ID=X", "ID+X" or "ID-X"
   bool ignore_eos = false;
 
   // `usual_max_tokens` is for the help: what happens without --max-tokens.
   void add(Arguments& arguments, const std::string& usual_max_tokens);
   // Returns `params` with what was given set over it. --max-tokens -1, until the text ends, becomes `context`. Throws
-  // InvalidArgument as SamplingParams::validate, and UsageError for a --logit-bias or
-  // --allowed-token-ids that is none.
+  // InvalidArgument as SamplingParams::validate, and UsageError for a --logit-bias, --allowed-token-ids or
+  // --stop-token-ids that is none.
   engine::SamplingParams over(engine::SamplingParams params, int64_t context) const;
   // Throws UsageError, naming the option, for values out of range.
   void check() const;
