@@ -119,6 +119,25 @@ class SpeculationCost(unittest.TestCase):
             cost.times_of({"plain": Engine("a"), "control": Engine("b", (1, 3))}, "x", None, 1)
 
 
+class DecodeOfRanks(unittest.TestCase):
+    def test_ratios_are_of_neighbours(self):
+        decode = load(HERE / "ranks" / "decode.py")
+        order = []
+
+        def answer(name, speeds):
+            left = iter(speeds)
+            def speed():
+                order.append(name)
+                return next(left)
+            return speed
+
+        pairs = decode.pairs_of(answer("one", [9, 10, 10, 5, 15]), answer("several", [9, 11, 9, 5, 5]), 2)
+        self.assertEqual(order, ["one", "several"] + ["one", "several", "several", "one"] * 2)
+        self.assertEqual(pairs, [(10, 10), (10, 5)])
+        self.assertEqual(decode.summary(pairs + [(10, 12), (10, 11)]),
+                         {"one": 10, "several": 10.5, "ratio": 1.05, "quartiles": (0.875, 1.125)})
+
+
 class TraceReplays(unittest.TestCase):
     def setUp(self):
         self.trace = load(HERE / "scheduling" / "trace.py")
