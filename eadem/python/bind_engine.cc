@@ -36,6 +36,10 @@ void bind_parallelism_and_caches(nb::module_& m) {
       },
       "text"_a, "bundled"_a);
 
+  const auto check_devices = [](const std::vector<int>& ids) {
+    if (ids.empty() || ids.size() > 1024)
+      throw InvalidArgument("tp_device_ids has {} devices; expected 1 to 1024", ids.size());
+  };
   const auto make = [](std::vector<int> tp_device_ids, bool deterministic_across_tp, int dp, int pp, int ep) {
     for (const auto& [name, size] : {std::pair{"dp_size", dp}, {"pp_size", pp}, {"ep_size", ep}})
       if (size < 1 || size > 1024) throw InvalidArgument("{} is {}; expected 1 to 1024", name, size);
@@ -60,14 +64,19 @@ void bind_parallelism_and_caches(nb::module_& m) {
           "ep_size"_a = 1)
       .def(
           "__init__",
-          [make](DistConfig* self, std::vector<int> ids, bool deterministic_across_tp, int dp_size, int pp_size,
-                 int ep_size) {
-            if (ids.empty()) throw InvalidArgument("tp_device_ids is empty");
+          [make, check_devices](DistConfig* self, std::vector<int> ids, bool deterministic_across_tp, int dp_size,
+                                int pp_size, int ep_size) {
+            check_devices(ids);
             new (self) DistConfig(make(std::move(ids), deterministic_across_tp, dp_size, pp_size, ep_size));
           },
           "tp_device_ids"_a, "deterministic_across_tp"_a = false, nb::kw_only(), "dp_size"_a = 1, "pp_size"_a = 1,
           "ep_size"_a = 1)
-      .def_rw("tp_device_ids", &DistConfig::tp_device_ids)
+      .def_prop_rw(
+          "tp_device_ids", [](const DistConfig& self) { return self.tp_device_ids; },
+          [check_devices](DistConfig& self, std::vector<int> ids) {
+            check_devices(ids);
+            self.tp_device_ids = std::move(ids);
+          })
       .def_rw("deterministic_across_tp", &DistConfig::deterministic_across_tp)
       .def_ro("dp_size", &DistConfig::dp_size)
       .def_ro("pp_size", &DistConfig::pp_size)

@@ -356,9 +356,10 @@ class InferEngine:
         cached = np.zeros(batch, np.int32) if input.cache_lengths is None else _arrays.integers(
             "cache_lengths", input.cache_lengths).reshape(-1)
         tables: list[list[int]] = []
-        if input.block_tables is not None and not hasattr(input.block_tables, "__iter__"):
-            raise InvalidArgument(f"block_tables is {_arguments.given(input.block_tables)}; expected [batch, max_blocks]")
-        for row in input.block_tables if input.block_tables is not None else ():
+        given = np.asarray(input.block_tables) if hasattr(input.block_tables, "__array__") else input.block_tables
+        if given is not None and not hasattr(given, "__iter__"):
+            raise InvalidArgument(f"block_tables is {_arguments.given(given)}; expected [batch, max_blocks]")
+        for row in given if given is not None else ():
             blocks = _arrays.integers("block_tables", row).reshape(-1).tolist()
             while blocks and blocks[-1] == -1:
                 blocks.pop()

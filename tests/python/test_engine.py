@@ -194,9 +194,14 @@ def test_dist_config():
     assert eadem.DistConfig().tp_device_ids == [0]
     assert eadem.DistConfig(tp_size=3).tp_device_ids == [0, 1, 2]
     assert eadem.DistConfig([4, 2]).tp_size == 2
-    for make in (lambda: eadem.DistConfig(tp_size=0), lambda: eadem.DistConfig([])):
+    config = eadem.DistConfig()
+    config.tp_device_ids = [0, 1]
+    assert config.tp_size == 2
+    for make in (lambda: eadem.DistConfig(tp_size=0), lambda: eadem.DistConfig([]), lambda: eadem.DistConfig([0] * 1025),
+                 lambda: setattr(config, "tp_device_ids", []), lambda: setattr(config, "tp_device_ids", [0] * 1025)):
         with pytest.raises(eadem.InvalidArgument, match="tp_"):
             make()
+    assert config.tp_device_ids == [0, 1]
 
 
 @pytest.mark.parametrize("change, words", [

@@ -103,6 +103,15 @@ def test_fields_of_an_input_that_are_left_out():
     engine.reset_cache()
     again = engine.forward(Input(prompts)).output_ids
     assert not np.array_equal(again, output.output_ids)
+    # Every field takes a tensor.
+    engine.reset_cache(infini._infinilm.PagedKVCacheConfig(1 << 20))
+    tensors = {"input_ids": [[1, 2, 3]], "position_ids": [[0, 1, 2]], "cache_lengths": [0], "input_lengths": [3],
+               "block_tables": [[2, -1]], "slot_mapping": [32, 33, 34]}
+    whole = engine.forward(Input(**{name: infini.from_list(value, dtype=infini.int64) for name, value in tensors.items()}),
+                           return_logits=True)
+    np.testing.assert_array_equal(whole.logits[0], eadem.InferEngine.from_pretrained(MODEL).forward(
+        eadem.InferEngine.Input([[1, 2, 3]]), return_logits=True).logits[0])
+    engine.reset_cache(infini._infinilm.StaticKVCacheConfig(64))
     # Sampling parameters may differ from one sequence to the next.
     engine.reset_cache()
     mixed = engine.forward(Input(prompts, temperature=[0.0] * 32 + [1.0] * 32)).output_ids[:, 0]
@@ -138,7 +147,7 @@ def test_tensors_and_devices():
     assert infini.device("nvidia", 0)._underlying.type == "cuda"
     assert infini.device("cuda", 1)._underlying.type == "cuda:1"
     for make in (lambda: infini.device("abacus"), lambda: infini.device("cpu", 1), lambda: infini.from_numpy([1]),
-                 lambda: infini.from_list([[1], [2, 3]])):
+                 lambda: infini.from_list([[1], [2, 3]]), lambda: infini.from_list(["1"])):
         with pytest.raises(eadem.InvalidArgument):
             make()
 

@@ -72,6 +72,8 @@ class Tensor:
 def from_list(data: Any, dtype: Optional[Any] = None) -> Tensor:
     """A tensor of the numbers in nested lists."""
     array = _arrays.numeric("data", data)
+    if array.dtype.kind not in "biuf":
+        raise InvalidArgument(f"data has dtype {array.dtype}; expected numbers")
     return Tensor(array if dtype is None else array.astype(dtype))
 
 
