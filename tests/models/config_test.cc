@@ -187,7 +187,7 @@ TEST(LlamaConfig, BothRopeKeysMustAgree) {
   io::JsonValue other = rope;
   other.set("factor", 4.0);
   EXPECT_HAS(refusal_of(small().set("rope_parameters", rope).set("rope_scaling", other)), "disagree");
-  EXPECT_HAS(refusal_of(small().set("rope_scaling", io::JsonValue(rope).set("rope_type", "dynamic"))), "\"dynamic\"");
+  EXPECT_HAS(refusal_of(small().set("rope_scaling", io::JsonValue(rope).set("rope_type", "ntk"))), "\"ntk\"");
 }
 
 // transformers reads the older key only where the newer one is absent.
@@ -198,6 +198,15 @@ TEST(LlamaConfig, RopeTypeStandsBeforeType) {
   EXPECT_EQ(LlamaConfig::from_json(config).rope_scaling.kind, modules::RopeScaling::Kind::linear);
   const std::vector<IgnoredKey> keys = ignored_keys(config);
   EXPECT_TRUE(std::any_of(keys.begin(), keys.end(), [](const auto& key) { return key.path == "rope_scaling.type"; }));
+}
+
+// It begins beyond max_position_embeddings, where no sequence is.
+TEST(LlamaConfig, DynamicScalingChangesNothingWithinTheContext) {
+  const io::JsonValue rope = io::JsonValue::object().set("type", "dynamic").set("factor", 4.0);
+  const LlamaConfig config = parse(small().set("rope_scaling", rope));
+  EXPECT_EQ(config.rope_scaling.kind, modules::RopeScaling::Kind::dynamic);
+  EXPECT_EQ(parse(config.to_json()), config);
+  for (const auto& [key, value] : config.to_gguf()) EXPECT_FALSE(key.find("rope.scaling") != std::string::npos) << key;
 }
 
 TEST(LlamaConfig, ScalingThatCannotBeComputedIsRefused) {

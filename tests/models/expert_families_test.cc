@@ -228,6 +228,14 @@ TEST(ExpertFamilies, GroupsThatCannotBeChosenAreRefused) {
   EXPECT_HAS(groups(64, 1), "of 1 of 64 groups");
 }
 
+// No rope scaling is stated, since a gpt_oss config without any has that of the published models.
+TEST(ExpertFamilies, DefaultRopeOfGptOssIsWritten) {
+  const io::JsonValue plain = io::JsonValue::object().set("rope_type", "default").set("rope_theta", 500.0);
+  const ModelConfig config = parse(small("gpt_oss").set("rope_parameters", plain));
+  EXPECT_EQ(config.rope_scaling.kind, modules::RopeScaling::Kind::none);
+  EXPECT_EQ(parse(config.to_json()), config);
+}
+
 TEST(ExpertFamilies, WhatIsNotComputedIsRefused) {
   EXPECT_HAS(refusal([] { parse(small("qwen2_moe").set("use_sliding_window", true)); }),
              "'use_sliding_window' is true");

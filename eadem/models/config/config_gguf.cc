@@ -130,7 +130,8 @@ void add_rope(const ModelConfig& config, const std::string& prefix, io::GgufMeta
         GgufValue::scalar(static_cast<uint32_t>(scaling.original_max_positions)));
   };
   switch (scaling.kind) {
-    case RopeScaling::Kind::none: break;
+    case RopeScaling::Kind::none:
+    case RopeScaling::Kind::dynamic: break;  // nothing within the context
     case RopeScaling::Kind::linear:
       add("rope.scaling.type", GgufValue::string("linear"));
       add("rope.scaling.factor", GgufValue::scalar(static_cast<float>(scaling.factor)));

@@ -231,12 +231,12 @@ constexpr std::string_view kTextPositions = "is for positions on several axes, w
 constexpr std::string_view kOtherScaling = "belongs to other types of rope scaling";
 constexpr InertKey kInertRopeKeys[] = {
     {"factor", "default", kAny, Writer::transformers, kOtherScaling},
-    {"original_max_position_embeddings", "default linear", kAny, Writer::transformers, kOtherScaling},
-    {"low_freq_factor", "default linear yarn", kAny, Writer::transformers, kOtherScaling},
-    {"high_freq_factor", "default linear yarn", kAny, Writer::transformers, kOtherScaling},
-    {"attention_factor", "default linear llama3", kAny, Writer::transformers, kOtherScaling},
-    {"beta_fast", "default linear llama3", kAny, Writer::transformers, kOtherScaling},
-    {"beta_slow", "default linear llama3", kAny, Writer::transformers, kOtherScaling},
+    {"original_max_position_embeddings", "default linear dynamic", kAny, Writer::transformers, kOtherScaling},
+    {"low_freq_factor", "default linear dynamic yarn", kAny, Writer::transformers, kOtherScaling},
+    {"high_freq_factor", "default linear dynamic yarn", kAny, Writer::transformers, kOtherScaling},
+    {"attention_factor", "default linear dynamic llama3", kAny, Writer::transformers, kOtherScaling},
+    {"beta_fast", "default linear dynamic llama3", kAny, Writer::transformers, kOtherScaling},
+    {"beta_slow", "default linear dynamic llama3", kAny, Writer::transformers, kOtherScaling},
     {"finetuned", kAll, kAny, Writer::transformers, "says how the model was trained"},
     {"mrope_section", kAll, kAny, Writer::transformers, kTextPositions},
     {"mrope_interleaved", kAll, kAny, Writer::transformers, kTextPositions},

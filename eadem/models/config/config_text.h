@@ -36,6 +36,10 @@ double partial_rotary_factor_of(const ModelConfig& config);
 
 int64_t largest_window(const std::vector<int64_t>& layer_windows);
 
+// Throws Unsupported unless the activation is SiLU, which is the only one that `where` has here; transformers applies
+// the MLP's there.
+void require_silu(const io::JsonReader& config, const ModelConfig& result, std::string_view where);
+
 // Throws Unsupported: a config.json of this model type cannot state `what`.
 void refuse_if(const ModelConfig& config, bool condition, std::string_view what);
 // Refuses windows of several lengths.

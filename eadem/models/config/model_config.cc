@@ -170,9 +170,11 @@ void read_rope_object(const io::JsonReader& rope, ModelConfig& result, double& t
     s.mscale = rope.optional_number("mscale", 0.0, 1e6);
     s.mscale_all_dim = rope.optional_number("mscale_all_dim", 0.0, 1e6);
     s.truncate = rope.optional_boolean("truncate").value_or(true);
+  } else if (type == "dynamic") {
+    s.kind = RopeScaling::Kind::dynamic;
   } else {
-    throw Unsupported("{}: rope scaling of type \"{}\"; known are default, linear, llama3, yarn, longrope", rope.file(),
-                      type);
+    throw Unsupported("{}: rope scaling of type \"{}\"; known are default, linear, dynamic, llama3, yarn, longrope",
+                      rope.file(), type);
   }
 }
 
@@ -218,6 +220,13 @@ io::JsonValue layer_types_of(const ModelConfig& config) {
   io::JsonValue types = io::JsonValue::array();
   for (int64_t window : config.layer_windows) types.push_back(window > 0 ? "sliding_attention" : "full_attention");
   return types;
+}
+
+void require_silu(const io::JsonReader& config, const ModelConfig& result, std::string_view where) {
+  if (result.hidden_act == ActivationKind::silu) return;
+  const ModelFamily& family = result.family();
+  throw Unsupported("{}: '{}' is \"{}\"; {} of models of type {} have silu alone", config.file(), family.activation_key,
+                    config.string(family.activation_key), where, result.model_type);
 }
 
 void refuse_if(const ModelConfig& config, bool condition, std::string_view what) {
@@ -293,9 +302,11 @@ void ModelConfig::validate(const std::string& source) const {
   require(num_attention_heads % num_key_value_heads == 0,
           fmt::format("{} attention heads do not divide into {} key-value heads", num_attention_heads,
                       num_key_value_heads));
-  require(rotary_dim > 0 && rotary_dim <= head_dim && rotary_dim % 2 == 0,
-          fmt::format("{} of {} head dimensions are rotated; expected an even number up to head_dim", rotary_dim,
-                      head_dim));
+  const bool rotates = family().rotates && std::ssize(nope_layers) < num_hidden_layers;
+  require(!rotates || (rotary_dim > 0 && rotary_dim <= head_dim && rotary_dim % 2 == 0),
+          fmt::format(
+              "{} of {} head dimensions are rotated (partial_rotary_factor); expected an even number up to head_dim",
+              rotary_dim, head_dim));
   require(rope_divisors.empty() || static_cast<int64_t>(rope_divisors.size()) == rotary_dim / 2,
           fmt::format("{} rope divisors for {} pairs", rope_divisors.size(), rotary_dim / 2));
   for (double divisor : rope_divisors)
@@ -506,15 +517,16 @@ io::JsonValue ModelConfig::to_json() const {
 
 io::JsonValue rope_object(const RopeScaling& s, std::optional<double> theta) {
   io::JsonValue rope = io::JsonValue::object();
-  rope.set("rope_type", s.kind == RopeScaling::Kind::none     ? "default"
-                        : s.kind == RopeScaling::Kind::linear ? "linear"
-                        : s.kind == RopeScaling::Kind::llama3 ? "llama3"
-                        : s.kind == RopeScaling::Kind::yarn   ? "yarn"
-                                                              : "longrope");
+  rope.set("rope_type", s.kind == RopeScaling::Kind::none      ? "default"
+                        : s.kind == RopeScaling::Kind::linear  ? "linear"
+                        : s.kind == RopeScaling::Kind::dynamic ? "dynamic"
+                        : s.kind == RopeScaling::Kind::llama3  ? "llama3"
+                        : s.kind == RopeScaling::Kind::yarn    ? "yarn"
+                                                               : "longrope");
   if (theta) rope.set("rope_theta", *theta);
   if (s.kind == RopeScaling::Kind::none) return rope;
   rope.set("factor", s.factor);
-  if (s.kind != RopeScaling::Kind::linear)
+  if (s.kind != RopeScaling::Kind::linear && s.kind != RopeScaling::Kind::dynamic)
     rope.set("original_max_position_embeddings", static_cast<int64_t>(s.original_max_positions));
   if (s.kind == RopeScaling::Kind::llama3)
     rope.set("low_freq_factor", s.low_freq_factor).set("high_freq_factor", s.high_freq_factor);

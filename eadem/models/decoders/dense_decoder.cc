@@ -117,11 +117,15 @@ void write_windows(const ModelConfig& config, io::JsonValue& json) {
   if (window > 0) json.set("layer_types", layer_types_of(config));
 }
 
+// Some layers of hybrid models have no attention, and others no MLP.
 void read_biases(const io::GgufFile& file, const std::string&, ModelConfig& result) {
-  const auto has = [&](const char* name) { return file.find(name) != nullptr; };
-  result.attention_bias = has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias");
-  result.attention_out_bias = has("blk.0.attn_output.bias");
-  result.mlp_bias = has("blk.0.ffn_down.bias");
+  const auto has = [&](std::string_view name) {
+    const auto& tensors = file.tensors();
+    return std::any_of(tensors.begin(), tensors.end(), [&](const auto& tensor) { return tensor.name.ends_with(name); });
+  };
+  result.attention_bias = has(".attn_q.bias") || has(".attn_qkv.bias");
+  result.attention_out_bias = has(".attn_output.bias");
+  result.mlp_bias = has(".ffn_down.bias");
 }
 
 LayerName layer_name(const std::string& parameter) {

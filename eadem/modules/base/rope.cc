@@ -51,7 +51,8 @@ void scale_yarn(const RopeConfig& config, std::vector<double>& inv_freq) {
 double yarn_attention_factor(const RopeScaling& s) {
   if (s.attention_factor) return *s.attention_factor;
   const auto mscale = [&](double weight) { return s.factor <= 1 ? 1.0 : 0.1 * weight * std::log(s.factor) + 1.0; };
-  if (s.mscale && s.mscale_all_dim) return mscale(*s.mscale) / mscale(*s.mscale_all_dim);
+  if (s.mscale.value_or(0) != 0 && s.mscale_all_dim.value_or(0) != 0)
+    return mscale(*s.mscale) / mscale(*s.mscale_all_dim);
   return mscale(1.0);
 }
 
@@ -68,7 +69,8 @@ RopeFrequencies rope_frequencies(const RopeConfig& config, int64_t longest) {
     result.inv_freq.push_back(
         std::pow(config.theta, -2.0 * static_cast<double>(i) / static_cast<double>(config.rotary_dim)));
   switch (config.scaling.kind) {
-    case RopeScaling::Kind::none: break;
+    case RopeScaling::Kind::none:
+    case RopeScaling::Kind::dynamic: break;
     case RopeScaling::Kind::linear:
       for (double& f : result.inv_freq) f /= config.scaling.factor;
       break;

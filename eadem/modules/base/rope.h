@@ -15,6 +15,8 @@ struct RopeScaling {
   enum class Kind : uint8_t {
     none,
     linear,    // positions divided by `factor`. Source: Chen et al. 2023
+    dynamic,   // theta grows with sequences beyond max_position_embeddings; none here are so long, and nothing is
+               // scaled. Source: transformers, modeling_rope_utils.py
     llama3,    // by wavelength: low frequencies divided, high kept, smooth between, if there is a band between; it is
                // empty where both factors are one. Source: Llama 3.1 model code
     yarn,      // by wavelength, and logits scaled. Source: Peng et al. 2023

@@ -166,6 +166,13 @@ FAMILIES = {
         config=dict(hidden_size=36, num_attention_heads=3, num_key_value_heads=1, head_dim=16, rms_norm_eps=1e-6,
                     tie_word_embeddings=True, query_pre_attn_scalar=16, sliding_window=8, attn_logit_softcapping=3.0,
                     final_logit_softcapping=6.0, rope_parameters=rope(10000.0))),
+    # A cap that logits reach.
+    "gemma3_cap": dict(
+        type="gemma3_text", prompt=40, classic=None,
+        config=dict(hidden_size=30, num_attention_heads=3, num_key_value_heads=1, head_dim=14, rms_norm_eps=1e-6,
+                    hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=10, sliding_window=5,
+                    final_logit_softcapping=3.0, layer_types=["sliding_attention", "full_attention"],
+                    rope_parameters={"full_attention": rope(1000.0), "sliding_attention": rope(100.0)})),
     # A part of each head rotates, with a factor for each frequency, another beyond 80 tokens; no window.
     "phi3": dict(
         type="phi3", prompt=40, long=90, classic=None,
@@ -186,6 +193,12 @@ FAMILIES = {
         type="smollm3", prompt=40,
         config=dict(num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True,
                     rope_parameters=rope(2000000.0))),
+    # Every third layer rotates nothing and has a window; a scaling that begins beyond the context; biases.
+    "smollm3_window": dict(
+        type="smollm3", prompt=40, classic=None,
+        config=dict(num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=1, hidden_size=30, attention_bias=True,
+                    mlp_bias=True, no_rope_layer_interval=3, use_sliding_window=True, sliding_window=5,
+                    rope_parameters=rope(500.0, rope_type="dynamic", factor=4.0))),
     "granite": dict(
         type="granite", prompt=40,
         config=dict(tie_word_embeddings=True, embedding_multiplier=2.5, residual_multiplier=0.7,
@@ -205,6 +218,11 @@ FAMILIES = {
     "gpt2": dict(
         type="gpt2", prompt=40, classic=None,
         config=dict(n_embd=36, n_head=3, n_layer=2, n_positions=96, n_inner=None, tie_word_embeddings=True)),
+    # Heads of an odd width; a head of its own.
+    "gpt2_odd": dict(
+        type="gpt2", prompt=40, classic=None,
+        config=dict(n_embd=35, n_head=5, n_layer=1, n_positions=96, n_inner=50, activation_function="relu",
+                    tie_word_embeddings=False)),
     # Three layers that rotate, with a window, and one of neither.
     "cohere2": dict(
         type="cohere2", prompt=40,
@@ -218,6 +236,11 @@ FAMILIES = {
         type="exaone4", prompt=40,
         config=dict(num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, sliding_window=8,
                     rope_parameters=rope(1000000.0))),
+    # A window is stated that no layer has: nothing rotates.
+    "exaone4_full": dict(
+        type="exaone4", prompt=40, classic=None,
+        config=dict(num_attention_heads=2, num_key_value_heads=1, head_dim=10, sliding_window=8,
+                    layer_types=["full_attention", "full_attention"], rope_parameters=rope(1000000.0))),
     "hunyuan_v1_dense": dict(
         type="hunyuan_v1_dense", prompt=40,
         config=dict(hidden_size=36, num_attention_heads=3, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True,
@@ -252,6 +275,9 @@ ROPE_TABLES = {
                                           truncate=False, original_max_position_embeddings=4096)),
     "yarn_attention_factor": (64, 16384, rope(10000.0, rope_type="yarn", factor=8.0, attention_factor=1.25,
                                               original_max_position_embeddings=2048)),
+    "dynamic": (64, 4096, rope(10000.0, rope_type="dynamic", factor=4.0)),
+    "yarn_mscale_0": (64, 16384, rope(10000.0, rope_type="yarn", factor=8.0, mscale=0.0, mscale_all_dim=0.5,
+                                      original_max_position_embeddings=2048)),
     "yarn_mscale": (64, 163840, rope(10000.0, rope_type="yarn", factor=40.0, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
                                      mscale_all_dim=0.5, original_max_position_embeddings=4096)),
 }

@@ -28,14 +28,14 @@ FALCON = dict(embedding_multiplier=2.5, lm_head_multiplier=1.4, key_multiplier=0
 
 # Widths are no multiples of a vector's; each model has every kind of layer that its type has.
 HYBRIDS = {
-    # State-space layers and one of attention, which rotates nothing; three groups of two heads.
+    # State-space layers and one of attention, which rotates nothing and has biases; three groups of two heads.
     "granitemoehybrid": dict(
         type="granitemoehybrid", prompt=40, classic=None,
         config=GRANITE | dict(
             hidden_size=24, intermediate_size=10, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
             num_local_experts=3, num_experts_per_tok=2, shared_intermediate_size=14, mamba_expand=3, mamba_n_heads=6,
             mamba_n_groups=3, mamba_d_state=10, mamba_chunk_size=16,
-            layer_types=["linear_attention", "full_attention"])),
+            attention_bias=True, layer_types=["linear_attention", "full_attention"])),
     # One expert for all tokens and no others; a rotation; steps within limits.
     "granitemoehybrid_dense": dict(
         type="granitemoehybrid", prompt=40, classic=None,

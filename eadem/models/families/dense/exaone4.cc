@@ -3,6 +3,8 @@
 // EXAONE 4: norms after attention and MLP and none before, norms of q and k per head; where there are windows, only
 // layers that have one rotate. Source: transformers, models/exaone4; llama.cpp, conversion/exaone.py and
 // src/models/exaone4.cpp (facts only).
+#include <numeric>
+
 #include "eadem/models/decoders/dense_decoder.h"
 
 namespace eadem::models {
@@ -28,11 +30,18 @@ void read_exaone4_json(const io::JsonReader& config, ModelConfig& result) {
     pattern = config.optional_integer("sliding_window_pattern", 0, kMaxLayers).value_or(kExaone4Pattern);
   }
   read_windows(config, result, pattern, 4096);
+  if (config.value().find("sliding_window") != nullptr && !config.has("sliding_window")) return;  // null
+  // Layers without a window rotate nothing where a window is stated, though no layer may have it.
+  if (largest_window(result.layer_windows) > 0) return;
+  result.nope_layers.resize(static_cast<size_t>(result.num_hidden_layers));
+  std::iota(result.nope_layers.begin(), result.nope_layers.end(), int64_t{0});
 }
 
 void write_exaone4_json(const ModelConfig& config, io::JsonValue& json) {
   write_rope(config, json);
   write_windows(config, json);
+  if (config.nope_layers.empty()) return;
+  json.set("sliding_window", config.max_position_embeddings).set("layer_types", layer_types_of(config));
 }
 
 void read_exaone4_gguf(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
@@ -42,6 +51,8 @@ void read_exaone4_gguf(const io::GgufFile& file, const std::string& prefix, Mode
 }
 
 void write_exaone4_gguf(const ModelConfig& config, const std::string&, io::GgufMetadata&) {
+  if (!config.nope_layers.empty())
+    throw Unsupported("layers that rotate nothing and no windows, which GGUF's exaone4 architecture cannot state");
   if (largest_window(config.layer_windows) > 0) require_windows(config, kExaone4Pattern, "exaone4");
 }
 

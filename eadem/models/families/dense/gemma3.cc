@@ -44,7 +44,8 @@ void read_gemma3_rope(const io::JsonReader& config, ModelConfig& result) {
   if (const auto sliding = rope->optional_object("sliding_attention"))
     read_rope_object(*sliding, result, result.local_rope_theta, local);
   if (local.kind != modules::RopeScaling::Kind::none)
-    throw Unsupported("{}: layers with a window have rope scaling", config.file());
+    throw Unsupported("{}: 'rope_parameters.sliding_attention' has rope scaling of type {}; only default is honoured",
+                      config.file(), io::to_compact_json(*rope_object(local).find("rope_type")));
 }
 
 void read_gemma3_json(const io::JsonReader& config, ModelConfig& result) {
@@ -55,9 +56,9 @@ void read_gemma3_json(const io::JsonReader& config, ModelConfig& result) {
   result.attention_bias = config.optional_boolean("attention_bias").value_or(false);
   result.attention_out_bias = result.attention_bias;
   result.qk_norm = true;
-  for (const char* key : {"final_logit_softcapping", "attn_logit_softcapping"})
-    if (const auto cap = config.optional_number(key))
-      throw Unsupported("{}: '{}' is {}; only null is honoured", config.file(), key, *cap);
+  if (const auto cap = config.optional_number("attn_logit_softcapping"))  // which transformers does not read
+    throw Unsupported("{}: 'attn_logit_softcapping' is {}; only null is honoured", config.file(), *cap);
+  result.logit_softcap = config.optional_number("final_logit_softcapping", 1e-6, 1e9).value_or(0);
   if (config.optional_boolean("use_bidirectional_attention").value_or(false))
     throw Unsupported("{}: 'use_bidirectional_attention' is true; only causal attention is honoured", config.file());
   // A null window is none: all layers see everything, though those of the pattern keep their own theta.
@@ -84,6 +85,7 @@ void write_gemma3_json(const ModelConfig& config, io::JsonValue& json) {
   if (config.rope_scaling.kind != modules::RopeScaling::Kind::none)
     json.set("rope_scaling", rope_object(config.rope_scaling));
   json.set("attention_bias", config.attention_bias);
+  if (config.logit_softcap > 0) json.set("final_logit_softcapping", config.logit_softcap);
   if (const int64_t window = largest_window(config.layer_windows); window > 0) json.set("sliding_window", window);
   json.set("layer_types", layer_types_of(config));
 }
@@ -121,6 +123,8 @@ void write_gemma3_gguf(const ModelConfig& config, const std::string& prefix, io:
   if (config.query_pre_attn_scalar != scalar)
     throw Unsupported("query_pre_attn_scalar is {}; GGUF's gemma3 architecture implies {}",
                       config.query_pre_attn_scalar, scalar);
+  if (config.logit_softcap > 0)
+    throw Unsupported("a soft cap of logits, which GGUF's gemma3 architecture cannot state");
   if (config.attention_bias) throw Unsupported("biases of attention, which GGUF's gemma3 architecture cannot state");
   if (pattern != kPattern)
     metadata.emplace_back(prefix + "attention.sliding_window_pattern",
@@ -136,7 +140,8 @@ DecoderSpec gemma3_decoder(const ModelConfig& config) {
                    .hidden = config.hidden_size,
                    .embedding_scale = std::sqrt(static_cast<double>(config.hidden_size)),
                    .norm = {"norm", eps},
-                   .tied = config.tie_word_embeddings};
+                   .tied = config.tie_word_embeddings,
+                   .logit_softcap = config.logit_softcap};
   const modules::RopeConfig global{
       .theta = config.rope_theta, .rotary_dim = config.rotary_dim, .scaling = config.rope_scaling};
   const modules::RopeConfig local{

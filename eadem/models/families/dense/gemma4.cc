@@ -125,7 +125,8 @@ void read_gemma4_rope(const io::JsonReader& config, ModelConfig& result) {
   if (const auto sliding = rope->optional_object("sliding_attention"))
     read_rope_object(*sliding, result, result.local_rope_theta, local);
   if (local.kind != modules::RopeScaling::Kind::none)
-    throw Unsupported("{}: layers with a window have rope scaling", config.file());
+    throw Unsupported("{}: 'rope_parameters.sliding_attention' has rope scaling of type {}; only default is honoured",
+                      config.file(), io::to_compact_json(*rope_object(local).find("rope_type")));
 }
 
 void read_gemma4_experts(const io::JsonReader& config, ModelConfig& result) {

@@ -35,10 +35,15 @@ void read_smollm3_json(const io::JsonReader& config, ModelConfig& result) {
   } else {
     set_nope_layers(result, interval);
   }
-  if (config.optional_boolean("use_sliding_window").value_or(false))
-    throw Unsupported("{}: 'use_sliding_window' is true; only false is honoured", config.file());
-  config.ignore("sliding_window", "is not used while use_sliding_window is false");
-  read_layer_types(config, result, std::nullopt, "use_sliding_window");
+  if (!config.optional_boolean("use_sliding_window").value_or(false)) {
+    config.ignore("sliding_window", "is not used while use_sliding_window is false");
+    read_layer_types(config, result, std::nullopt, "use_sliding_window");
+    return;
+  }
+  // Layers that rotate nothing have the window, unless layer_types names others.
+  const auto window = config.optional_integer("sliding_window", 1, kMaxExtent);
+  if (!read_layer_types(config, result, window, "sliding_window") && window)
+    for (const int64_t layer : result.nope_layers) result.layer_windows[static_cast<size_t>(layer)] = *window;
 }
 
 void write_smollm3_json(const ModelConfig& config, io::JsonValue& json) {
@@ -51,6 +56,8 @@ void write_smollm3_json(const ModelConfig& config, io::JsonValue& json) {
     rotates.push_back(nope ? 0 : 1);
   }
   json.set("no_rope_layers", rotates).set("attention_bias", config.attention_bias).set("mlp_bias", config.mlp_bias);
+  if (const int64_t window = largest_window(config.layer_windows); window > 0)
+    json.set("use_sliding_window", true).set("sliding_window", window).set("layer_types", layer_types_of(config));
 }
 
 // Other programs know which layers rotate.
@@ -60,6 +67,8 @@ void read_smollm3_gguf(const io::GgufFile& file, const std::string& prefix, Mode
 }
 
 void write_smollm3_gguf(const ModelConfig& config, const std::string&, io::GgufMetadata&) {
+  if (largest_window(config.layer_windows) > 0)
+    throw Unsupported("attention windows, which GGUF's smollm3 architecture cannot state");
   ModelConfig expected = config;
   set_nope_layers(expected, kNopeInterval);
   if (expected.nope_layers != config.nope_layers)

@@ -213,8 +213,7 @@ void read_deepseek_v4_json(const io::JsonReader& config, ModelConfig& result) {
   for (const char* key : {"attention_bias", "mlp_bias"})
     if (config.optional_boolean(key).value_or(false))
       throw Unsupported("{}: '{}' is true; only false is honoured", config.file(), key);
-  if (result.hidden_act != kernels::ActivationKind::silu)
-    throw Unsupported("{}: 'hidden_act' is not silu; no other is honoured", config.file());
+  require_silu(config, result, "limited MLPs");
   result.rope_style = kernels::RopeStyle::interleaved;
   read_rotary_dim(config, result);
   read_v4_ropes(config, result);

@@ -34,6 +34,8 @@ void read_gpt_oss_json(const io::JsonReader& config, ModelConfig& result) {
 
 void write_gpt_oss_json(const ModelConfig& config, io::JsonValue& json) {
   write_rope(config, json);
+  // Without it there would be the scaling of published models.
+  if (config.rope_scaling.kind == modules::RopeScaling::Kind::none) json.set("rope_scaling", rope_object({}));
   json.set("attention_bias", config.attention_bias);
   write_windows(config, json);
   write_experts(config, "num_local_experts", json);

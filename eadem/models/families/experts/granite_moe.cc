@@ -60,6 +60,7 @@ void read_hybrid_json(const io::JsonReader& config, ModelConfig& result) {
   result.layer_pattern = read_layer_pattern(config).value_or(std::string(result.layer_windows.size(), 'M'));
   if (result.layer_pattern.find_first_not_of("M*") != std::string::npos)
     throw Unsupported("{}: 'layer_types' has other kinds than linear_attention and full_attention", config.file());
+  if (result.layer_pattern.find('M') != std::string::npos) require_silu(config, result, "state-space layers");
   read_mamba(config, {}, result.mamba);
   read_mamba_head_dim(config, config.optional_integer("mamba_expand", 1, 1024).value_or(2) * result.hidden_size,
                       result.mamba);

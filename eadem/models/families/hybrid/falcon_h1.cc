@@ -48,6 +48,7 @@ void read_falcon_json(const io::JsonReader& config, ModelConfig& result) {
   read_attention_bias(config, result, false, true);
   result.mlp_bias = config.optional_boolean("mlp_bias").value_or(false);
   MambaConfig& mamba = result.mamba;
+  require_silu(config, result, "state-space mixers");
   read_mamba(config, {}, mamba);
   const int64_t expanded = config.optional_integer("mamba_expand", 1, 1024).value_or(2) * result.hidden_size;
   const bool is_null = config.value().find("mamba_d_ssm") != nullptr && !config.has("mamba_d_ssm");

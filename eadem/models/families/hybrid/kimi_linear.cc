@@ -140,6 +140,7 @@ void read_kimi_linear_json(const io::JsonReader& config, ModelConfig& result) {
   result.attention_out_bias = result.attention_bias;
   read_kimi_experts(config, result);
   read_kda(config, result);
+  if (!result.linear_layers.empty()) require_silu(config, result, "layers of linear attention");
 }
 
 void write_kimi_linear_json(const ModelConfig& config, io::JsonValue& json) {

@@ -27,6 +27,7 @@ void read_qwen3_5_json(const io::JsonReader& config, ModelConfig& result) {
   read_attention_bias(config, result, false, true);
   result.qk_norm = true;
   read_linear_attention(config, result);
+  if (!result.linear_layers.empty()) require_silu(config, result, "layers of linear attention");
   if (!is_moe(result)) return;
   read_experts(config, {.count = 256, .per_token = 8, .ffn = 512}, result);
   result.norm_topk_prob = true;
@@ -61,7 +62,8 @@ void read_qwen3_5_gguf(const io::GgufFile& file, const std::string& prefix, Mode
 }
 
 void write_qwen3_5_gguf(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
-  if (config.attention_bias) throw Unsupported("biases of attention, which GGUF's {}architecture cannot state", prefix);
+  if (config.attention_bias)
+    throw Unsupported("biases of attention, which GGUF's architectures of this family cannot state");
   write_linear_gguf(config, prefix, metadata);
   // Sections of the rotation, which other programs require: those of the published models, shortened to what rotates.
   const int64_t pairs = config.rotary_dim / 2, third = pairs / 3;

@@ -28,6 +28,7 @@ void read_qwen3_next_json(const io::JsonReader& config, ModelConfig& result) {
       config.optional_integer("shared_expert_intermediate_size", 1, kMaxExtent).value_or(512);
   read_sparse_layers(config, result);
   read_linear_attention(config, result);
+  if (!result.linear_layers.empty()) require_silu(config, result, "layers of linear attention");
 }
 
 void write_qwen3_next_json(const ModelConfig& config, io::JsonValue& json) {
