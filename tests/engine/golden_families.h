@@ -56,6 +56,7 @@ inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"gpt_oss", "yarn scaling with parameters of its own"},
     {"gpt_oss_mxfp4", nullptr, GoldenFamily::Gguf::exact, /*quantized=*/true},
     {"olmoe"},
+    {"qwen2_moe_window", "norm_topk_prob"},
     {"minimax_m2"},
     {"mixtral_window"},
     {"glm4_moe_ungrouped"},

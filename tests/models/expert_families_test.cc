@@ -228,6 +228,16 @@ TEST(ExpertFamilies, GroupsThatCannotBeChosenAreRefused) {
   EXPECT_HAS(groups(64, 1), "of 1 of 64 groups");
 }
 
+// Every other layer below max_window_layers, which transformers derives where layer_types is not there.
+TEST(ExpertFamilies, WindowsOfQwen2Moe) {
+  const io::JsonValue windowed = small("qwen2_moe").set("use_sliding_window", true);
+  const auto windows = [](const io::JsonValue& json) { return parse(json).layer_windows; };
+  EXPECT_EQ(windows(windowed), (std::vector<int64_t>{4096, 0, 4096, 0}));
+  EXPECT_EQ(windows(io::JsonValue(windowed).set("sliding_window", 7).set("max_window_layers", 2)),
+            (std::vector<int64_t>{7, 0, 0, 0}));
+  EXPECT_EQ(windows(small("qwen2_moe").set("sliding_window", 7)), (std::vector<int64_t>(4, 0)));
+}
+
 // No rope scaling is stated, since a gpt_oss config without any has that of the published models.
 TEST(ExpertFamilies, DefaultRopeOfGptOssIsWritten) {
   const io::JsonValue plain = io::JsonValue::object().set("rope_type", "default").set("rope_theta", 500.0);
@@ -237,8 +247,8 @@ TEST(ExpertFamilies, DefaultRopeOfGptOssIsWritten) {
 }
 
 TEST(ExpertFamilies, WhatIsNotComputedIsRefused) {
-  EXPECT_HAS(refusal([] { parse(small("qwen2_moe").set("use_sliding_window", true)); }),
-             "'use_sliding_window' is true");
+  EXPECT_HAS(refusal([] { parse(small("qwen2_moe").set("use_sliding_window", true).set("sliding_window", nullptr)); }),
+             "'sliding_window' is null; expected an integer");
   EXPECT_HAS(refusal([] { parse(small("ernie4_5_moe").set("use_bias", true)); }), "'use_bias' is true");
   const auto gguf = [](io::JsonValue json) { return refusal([&] { parse(json).to_gguf(); }); };
   EXPECT_EQ(gguf(small("mixtral")), "");

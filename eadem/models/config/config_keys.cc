@@ -105,7 +105,6 @@ constexpr InertKey kInertKeys[] = {
     {"summary_first_dropout", "gpt2", kAny, Writer::transformers, kOtherHeads},
     {"eod_token_id", "hunyuan_v1_dense", kAny, Writer::transformers, kTokenIds},
     {"use_qk_norm", "hunyuan_v1_dense", "true", Writer::other, "is true of all models of this type"},
-    {"max_window_layers", "qwen2_moe", kAny, Writer::transformers, "is for windows, which are off"},
     {"num_nextn_predict_layers", "deepseek_v4 kimi_linear longcat_flash", kAny, Writer::transformers, kFurtherTokens},
     {"num_nextn_predict_layers", "glm4_moe deepseek_v3 deepseek_v32", kAny, Writer::transformers, kMtp},
     {"num_mtp_layers", "glm4_moe deepseek_v3 deepseek_v32", kAny, Writer::transformers, kMtp},

@@ -45,6 +45,13 @@ FAMILIES = {
         type="olmoe", prompt=40,
         config=dict(hidden_size=24, intermediate_size=12, num_experts=6, num_experts_per_tok=3,
                     num_key_value_heads=2, rope_parameters=rope(10000.0))),
+    # A window in the first of three layers, the second of which has an MLP; no biases of q, k and v.
+    "qwen2_moe_window": dict(
+        type="qwen2_moe", prompt=40, classic=None,
+        config=dict(hidden_size=30, intermediate_size=22, num_hidden_layers=3, num_attention_heads=3,
+                    num_key_value_heads=1, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=7,
+                    shared_expert_intermediate_size=9, norm_topk_prob=True, qkv_bias=False, mlp_only_layers=[1],
+                    use_sliding_window=True, sliding_window=5, max_window_layers=2, rope_parameters=rope(10000.0))),
     # Half of each head rotates.
     "minimax_m2": dict(
         type="minimax_m2", prompt=40, classic=None,

@@ -3,6 +3,8 @@
 // Qwen2 with mixtures of experts: biases of q, k and v; beside the experts of a softmax one that computes every token,
 // times a gate of its own. Single layers may keep a dense MLP.
 // Source: transformers, models/qwen2_moe.
+#include <algorithm>
+
 #include "eadem/models/decoders/moe_decoder.h"
 #include "eadem/models/family.h"
 
@@ -12,14 +14,26 @@ namespace {
 
 constexpr ModelType kQwen2MoeTypes[] = {{"qwen2_moe", "qwen2moe", "Qwen2MoeForCausalLM", 32768, 16}};
 
+// Of the first max_window_layers layers every other one, from the first on, has the window.
+void read_qwen2_moe_windows(const io::JsonReader& config, ModelConfig& result) {
+  if (!config.optional_boolean("use_sliding_window").value_or(false)) {
+    for (const char* key : {"sliding_window", "max_window_layers"}) config.ignore(key, "is for windows, which are off");
+    read_layer_types(config, result, std::nullopt, "use_sliding_window");
+    return;
+  }
+  const bool stated = config.value().find("sliding_window") != nullptr;
+  const auto window = config.optional_integer("sliding_window", 1, kMaxExtent);
+  if (stated && !window) config.fail("sliding_window", "an integer, because 'use_sliding_window' is true");
+  const int64_t end = config.optional_integer("max_window_layers", 0, kMaxExtent).value_or(28);
+  if (read_layer_types(config, result, window.value_or(4096), "sliding_window")) return;
+  for (int64_t layer = 0; layer < std::min(end, result.num_hidden_layers); layer += 2)
+    result.layer_windows[static_cast<size_t>(layer)] = window.value_or(4096);
+}
+
 void read_qwen2_moe_json(const io::JsonReader& config, ModelConfig& result) {
   read_rope(config, result);
   result.attention_bias = config.optional_boolean("qkv_bias").value_or(true);
-  for (const char* key : {"sliding_window", "max_window_layers"}) config.ignore(key);  // of windows, which are off
-  if (config.optional_boolean("use_sliding_window").value_or(false))
-    throw Unsupported("{}: 'use_sliding_window' is true; only false is honoured for {}", config.file(),
-                      result.model_type);
-  read_layer_types(config, result, std::nullopt, "use_sliding_window");
+  read_qwen2_moe_windows(config, result);
   read_experts(config, {.count = 60, .per_token = 4, .ffn = 1408}, result);
   result.norm_topk_prob = config.optional_boolean("norm_topk_prob").value_or(false);
   result.shared_expert_intermediate_size =
@@ -30,12 +44,14 @@ void read_qwen2_moe_json(const io::JsonReader& config, ModelConfig& result) {
 void check_qwen2_moe_json(const ModelConfig& config) {
   refuse_if(config, config.attention_out_bias || config.mlp_bias, "biases of o and of the MLP");
   refuse_if(config, config.qk_norm, "norms of q and k");
-  refuse_if(config, largest_window(config.layer_windows) > 0, "an attention window");
+  refuse_several_windows(config);
 }
 
 void write_qwen2_moe_json(const ModelConfig& config, io::JsonValue& json) {
   write_rope(config, json);
-  json.set("qkv_bias", config.attention_bias).set("use_sliding_window", false);
+  const int64_t window = largest_window(config.layer_windows);
+  json.set("qkv_bias", config.attention_bias).set("use_sliding_window", window > 0);
+  if (window > 0) json.set("sliding_window", window).set("layer_types", layer_types_of(config));
   write_experts(config, "num_experts", json);
   json.set("norm_topk_prob", config.norm_topk_prob);
   json.set("shared_expert_intermediate_size", config.shared_expert_intermediate_size);
@@ -57,6 +73,7 @@ void write_qwen2_moe_gguf(const ModelConfig& config, const std::string& prefix, 
   };
   refuse(config.norm_topk_prob, "weights of a token's experts that are divided by their sum (norm_topk_prob)");
   refuse(!config.attention_bias, "q, k and v without biases");
+  refuse(largest_window(config.layer_windows) > 0, "attention windows");
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
     refuse(!config.has_experts(layer), fmt::format("layer {} without experts", layer));
   const auto add = [&](const char* key, int64_t value) {
