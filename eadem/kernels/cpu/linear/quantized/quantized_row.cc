@@ -26,6 +26,13 @@ inline constexpr bool kShortVectors = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HW
 inline constexpr int kRowVectors = kShortVectors ? kPanelVectors : 1;
 inline constexpr int kQuantizedRowPanels = kShortVectors || HWY_TARGET == HWY_SCALAR ? 1 : 4;
 
+// How far loops are unrolled. Sanitizers check every access, and compile the unrolled loops for minutes.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr int kRowUnroll = 1;
+#else
+inline constexpr int kRowUnroll = kUnroll;
+#endif
+
 // Up to so many rows, no step of weights is unpacked to memory: the chains and sums of some rows stay in registers
 // beside it. Of 32 registers, 8 rows of one panel or 4 rows of two take 16, and 24 where a step has two sums. The other
 // rows read the step again, from the first-level cache. With 16 registers there is room for one row.
@@ -53,27 +60,27 @@ HWY_INLINE void make_row_dots(Ints (&sums)[Format::kGroups][kRows][kRowVectors],
   constexpr int kSums = Dot::kSums < kGroupVectors ? Dot::kSums : kGroupVectors;
   constexpr auto kOrder = shared_bytes_order<Fields::kLowWords, Fields::kHighWords>();
   Fields fields[kRowVectors];
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
   for (int v = 0; v < kRowVectors; ++v) fields[v] = Fields(quants, lane + v * kLanes);
   if constexpr (kSums == 1)
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
     for (int g = 0; g < kGroups; ++g)
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
       for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
         for (int v = 0; v < kRowVectors; ++v) sums[g][r][v] = start(g, r);
   Ints partial[kGroups][kRows][kRowVectors];
   int products[kGroups] = {};
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
   for (size_t j = 0; j < kStepVectors; ++j) {
     const int i = kOrder[j], g = i / kGroupVectors, n = products[g]++;
     decltype(Dot::weights(Words())) weights[kRowVectors];
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
     for (int v = 0; v < kRowVectors; ++v) weights[v] = Dot::weights(fields[v].codes(i, table));
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
     for (int r = 0; r < kRows; ++r) {
       const Ints bytes = broadcast_bytes(x_codes + r * kChunkSteps * kStep + i * 4);
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
       for (int v = 0; v < kRowVectors; ++v) {
         if constexpr (kSums == 1) {
           sums[g][r][v] = Dot::dot(sums[g][r][v], weights[v], bytes);
@@ -103,16 +110,16 @@ HWY_NOINLINE void quantized_few_rows(float* HWY_RESTRICT c, int64_t c_stride, co
     const int64_t stride = w.supers_stride * static_cast<int64_t>(sizeof(f16_t));
     const auto* bytes = reinterpret_cast<const uint8_t*>(w.supers);
     const int64_t near = StreamAhead(stride, (kPanels - 1) * stride).offset(s0 / kChunkSteps * kBytes, 2 * kBytes);
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
     for (int p = 0; p < kPanels; ++p) fetch_near(bytes + p * stride + near);
   }
   for (int64_t n0 = 0; n0 < kPanelWidth; n0 += kRowVectors * kLanes) {
     Vec acc[kRows][kVecs];
     Supers supers[kVecs];
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
     for (int v = 0; v < kVecs; ++v) {
       const int64_t p = v / kRowVectors, n = n0 + v % kRowVectors * kLanes;
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
       for (int r = 0; r < kRows; ++r) acc[r][v] = load(c + r * c_stride + p * kPanelWidth + n);
       supers[v] = load_supers<Format>(w.supers + p * w.supers_stride, n, w.supers_unit);
     }
@@ -124,12 +131,12 @@ HWY_NOINLINE void quantized_few_rows(float* HWY_RESTRICT c, int64_t c_stride, co
       const int64_t near = ahead.offset(at, kFetchNear), far = ahead.offset(at, kFetchFar);
       const int64_t near_scales = scales_ahead.offset(scales_at, kFetchScaleSteps * Format::kScaleBytes);
       const bool new_scales = !Format::kExpanded && scales_at % 64 < Format::kScaleBytes;
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
       for (int p = 0; p < kPanels; ++p) {
         const uint8_t* panel_quants = quants + p * w.quants_stride;
         const uint8_t* panel_scales = scales + p * w.scales_stride;
         if (n0 == 0) {
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
           for (int64_t i = 0; i < Fields::kBytes; i += 64) {
             if constexpr (kNearOnly) {
               fetch_near(panel_quants + far + i);
@@ -145,15 +152,15 @@ HWY_NOINLINE void quantized_few_rows(float* HWY_RESTRICT c, int64_t c_stride, co
           return Format::kFolded ? hn::Zero(IntLanes())
                                  : hn::Set(IntLanes(), x.starts[(step + r * kChunkSteps) * kGroups + g]);
         });
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
         for (int v = 0; v < kRowVectors; ++v) {
           const StepScales<Format> scale(panel_scales, n0 + v * kLanes, supers[p * kRowVectors + v]);
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
           for (int r = 0; r < kRows; ++r) {
             Vec& sum = acc[r][p * kRowVectors + v];
             const int64_t x_step = step + r * kChunkSteps;
             Ints dots[kGroups];
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
             for (int g = 0; g < kGroups; ++g) dots[g] = sums[g][r][v];
             if constexpr (Format::kFolded) {
               const Ints x_pairs = hn::Set(IntLanes(), x.pairs[x_step]);
@@ -175,9 +182,9 @@ HWY_NOINLINE void quantized_few_rows(float* HWY_RESTRICT c, int64_t c_stride, co
         }
       }
     }
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
     for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll kUnroll
+#pragma GCC unroll kRowUnroll
       for (int v = 0; v < kVecs; ++v)
         store(acc[r][v], c + r * c_stride + v / kRowVectors * kPanelWidth + n0 + v % kRowVectors * kLanes);
   }
