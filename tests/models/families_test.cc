@@ -189,8 +189,10 @@ TEST(FamilyConfigs, WhatIsNotComputedIsRefused) {
   };
   EXPECT_HAS(refused("gemma2", "use_bidirectional_attention", true), "only causal attention is honoured");
   EXPECT_HAS(refused("smollm3_window", "sliding_window", nullptr), "'sliding_window'");  // layer_types has windows
-  for (const char* hybrid : {"falcon_h1", "granitemoehybrid", "qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear"})
-    EXPECT_HAS(refused(hybrid, "hidden_act", "gelu"), "'hidden_act' is \"gelu\"; ", "have silu alone");
+  for (const char* hybrid : {"falcon_h1", "granitemoehybrid", "qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear"}) {
+    EXPECT_HAS(refused(hybrid, "hidden_act", "gelu"), "'hidden_act' is \"gelu\"; ");
+    EXPECT_HAS(refused(hybrid, "hidden_act", "gelu"), "have silu alone");
+  }
   EXPECT_HAS(refused("gpt2", "scale_attn_by_inverse_layer_idx", true), "only false is honoured");
   EXPECT_HAS(refused("gpt2", "scale_attn_weights", false), "only true is honoured");
   EXPECT_HAS(refused("gpt2", "add_cross_attention", true), "'add_cross_attention'");
