@@ -424,7 +424,8 @@ void bind_llm(nb::module_& m) {
             std::vector<int32_t> ids;
             for (const engine::StopToken& stop :
                  engine::chat_stop_tokens(self.llm().checkpoint(), self.llm().tokenizer(), chat))
-              ids.push_back(stop.id);
+              if (stop.id >= 0 && stop.id < self.llm().checkpoint().model->info().vocab)  // others are never drawn
+                ids.push_back(stop.id);
             return ids;
           },
           "chat"_a);

@@ -4,6 +4,8 @@
 // engine. Weights are random, the same for any number of ranks, or a checkpoint's.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -189,6 +191,13 @@ inline auto weights_of(const models::Checkpoint& checkpoint, bool one_stage = fa
   return [&checkpoint, one_stage](pipeline::ParameterStore& store) {
     models::load_weights(store, checkpoint, {}, {.one_stage = one_stage});
   };
+}
+
+// The largest magnitude.
+inline double largest_of(const std::vector<float>& values) {
+  double largest = 0;
+  for (float value : values) largest = std::max(largest, std::abs(static_cast<double>(value)));
+  return largest;
 }
 
 // How far two ways to compute a value may lie apart that add the same terms in another grouping. The terms of each

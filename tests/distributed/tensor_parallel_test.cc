@@ -22,12 +22,6 @@ using pipeline::Graph;
 using pipeline::Program;
 using pipeline::ValueId;
 
-double largest_of(const std::vector<float>& values) {
-  double largest = 0;
-  for (float value : values) largest = std::max(largest, std::abs(static_cast<double>(value)));
-  return largest;
-}
-
 template <typename T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;

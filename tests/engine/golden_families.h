@@ -32,7 +32,7 @@ inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"gpt_neox"},
     {"gpt_neox_sequential"},
     {"gpt2"},
-    {"gpt2_odd", "hidden_act is not gelu_new"},
+    {"gpt2_odd", "activation_function is not gelu_new"},
     {"cohere2"},
     {"glm4"},
     {"exaone4"},

@@ -326,7 +326,6 @@ std::vector<StopToken> chat_stop_tokens(const models::Checkpoint& checkpoint, co
                                         const ChatPrompt& chat) {
   std::vector<StopToken> stops;
   const auto add = [&](int64_t id, const std::string& reason) {
-    if (id < 0 || id >= checkpoint.model->info().vocab) return;  // which the model never draws
     const auto known = std::find_if(stops.begin(), stops.end(), [&](const StopToken& stop) { return stop.id == id; });
     StopToken& stop = known == stops.end() ? stops.emplace_back(StopToken{static_cast<int32_t>(id), {}}) : *known;
     if (std::find(stop.reasons.begin(), stop.reasons.end(), reason) == stop.reasons.end())

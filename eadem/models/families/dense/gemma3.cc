@@ -108,6 +108,8 @@ void read_gemma3_gguf(const io::GgufFile& file, const std::string& prefix, Model
 }
 
 void write_gemma3_gguf(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
+  if (config.logit_softcap > 0)
+    throw Unsupported("a soft cap of logits, which GGUF's gemma3 architecture cannot state");
   const int64_t window = largest_window(config.layer_windows);
   if (window == 0) throw Unsupported("no layer has an attention window, which GGUF's gemma3 architecture cannot state");
   // The pattern that gives these windows.
@@ -123,8 +125,6 @@ void write_gemma3_gguf(const ModelConfig& config, const std::string& prefix, io:
   if (config.query_pre_attn_scalar != scalar)
     throw Unsupported("query_pre_attn_scalar is {}; GGUF's gemma3 architecture implies {}",
                       config.query_pre_attn_scalar, scalar);
-  if (config.logit_softcap > 0)
-    throw Unsupported("a soft cap of logits, which GGUF's gemma3 architecture cannot state");
   if (config.attention_bias) throw Unsupported("biases of attention, which GGUF's gemma3 architecture cannot state");
   if (pattern != kPattern)
     metadata.emplace_back(prefix + "attention.sliding_window_pattern",
