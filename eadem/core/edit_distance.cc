@@ -31,10 +31,12 @@ size_t edit_distance(std::string_view text, std::string_view name, bool is_patte
 }
 
 std::string nearest_names(std::string_view text, const std::set<std::string>& names, bool is_pattern) {
-  constexpr size_t kMost = 3;
+  constexpr size_t kMost = 3, kMostCharacters = 256;  // a file may have a name of megabytes
+  text = text.substr(0, kMostCharacters);
   std::vector<std::pair<size_t, std::string_view>> order;
   order.reserve(names.size());
-  for (const std::string& name : names) order.emplace_back(edit_distance(text, name, is_pattern), name);
+  for (const std::string& name : names)
+    order.emplace_back(edit_distance(text, std::string_view(name).substr(0, kMostCharacters), is_pattern), name);
   const size_t count = std::min(kMost, order.size());
   std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end());
   std::string list;

@@ -15,7 +15,7 @@ namespace eadem {
 size_t edit_distance(std::string_view text, std::string_view name, bool is_pattern = false);
 
 // The three names with the least distance to `text`, as an error lists them: "'a', 'b', 'c'"; "none" where there are no
-// names.
+// names. Of each, the first 256 characters count.
 std::string nearest_names(std::string_view text, const std::set<std::string>& names, bool is_pattern = false);
 
 }  // namespace eadem

@@ -34,5 +34,10 @@ TEST(EditDistance, TheNearestNamesAreListed) {
             "'model.norm.rms_norm.y', 'select_rows.y', 'sample.token'");
 }
 
+TEST(EditDistance, OfVeryLongNamesTheBeginningsCount) {
+  const std::string a(10'000'000, 'a'), b(10'000'000, 'b');
+  EXPECT_EQ(nearest_names(b + "c", {a, b}), "'" + b + "', '" + a + "'");
+}
+
 }  // namespace edit_distance_test
 }  // namespace eadem
