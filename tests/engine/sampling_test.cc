@@ -469,7 +469,7 @@ TEST_F(Sampling, OutOfRangeIsRefused) {
   EXPECT_HAS(run(params).error, "stop_token_ids is for token 1073741824; the vocabulary has");
   params.num_beams = 2;
   EXPECT_HAS(run(params).error, "stop_token_ids is for token 1073741824; the vocabulary has");
-  // What is allowed, other parameters ban.
+  // bad_words_ids and min_tokens forbid every token that allowed_token_ids names.
   params = plain;
   params.allowed_token_ids = {7, 9};
   params.bad_words_ids = {{7}};

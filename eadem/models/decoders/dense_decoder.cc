@@ -117,7 +117,7 @@ void write_windows(const ModelConfig& config, io::JsonValue& json) {
   if (window > 0) json.set("layer_types", layer_types_of(config));
 }
 
-// Some layers of hybrid models have no attention, and others no MLP.
+// Looks for biases in every layer, since some layers of hybrid models have no attention, and others no MLP.
 void read_biases(const io::GgufFile& file, const std::string&, ModelConfig& result) {
   const auto has = [&](std::string_view name) {
     const auto& tensors = file.tensors();

@@ -14,7 +14,8 @@ namespace {
 
 constexpr ModelType kQwen2MoeTypes[] = {{"qwen2_moe", "qwen2moe", "Qwen2MoeForCausalLM", 32768, 16}};
 
-// Of the first max_window_layers layers every other one, from the first on, has the window.
+// Layers 0, 2, 4 and so on below max_window_layers attend within the window, as transformers derives where layer_types
+// is not stated.
 void read_qwen2_moe_windows(const io::JsonReader& config, ModelConfig& result) {
   if (!config.optional_boolean("use_sliding_window").value_or(false)) {
     for (const char* key : {"sliding_window", "max_window_layers"}) config.ignore(key, "is for windows, which are off");
