@@ -6,6 +6,7 @@
 #include "eadem/fusions/linear_gated_activation.h"
 #include "eadem/fusions/linear_qkv.h"
 #include "eadem/fusions/rms_norm_quantize.h"
+#include "eadem/fusions/rope_append_attention.h"
 #include "eadem/fusions/rope_kv_append.h"
 #include "eadem/fusions/rope_qk_append.h"
 
@@ -18,6 +19,7 @@ std::span<const Fusion* const> all_fusions() {
   // add_rms_norm takes the additions that no linear precedes directly, as after the all_reduce of tensor-parallel
   // ranks, and those whose linear_add is switched off or refused.
   static const Fusion* const all[] = {&linear_gated_activation(),
+                                      &rope_append_attention(),
                                       &rope_qk_append(),
                                       &rope_kv_append(),
                                       &linear_cross_entropy(),

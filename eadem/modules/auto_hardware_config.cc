@@ -95,7 +95,7 @@ std::vector<std::string> AutoHardwareConfig::disabled_fusions() const {
   if (!of(Role::norm).compute.fuse_residual.value) result.emplace_back("add_rms_norm");
   if (!of(Role::attention).compute.fuse_residual.value) result.emplace_back("linear_add");
   if (!of(Role::attention).compute.fuse_rope_append.value)
-    result.insert(result.end(), {"rope_qk_append", "rope_kv_append"});
+    result.insert(result.end(), {"rope_append_attention", "rope_qk_append", "rope_kv_append"});
   return result;
 }
 

@@ -108,7 +108,7 @@ TEST_P(CudaCaches, StepsAndPlacesDoNotChangeBits) {
     expect_same_bits(whole, logits_in_chunks(*engine, tokens, std::vector<int>(300, 1)),
                      fmt::format("token by token, blocks of {}", block_size));
   }
-  for (const char* fusion : {"rope_qk_append", "rope_kv_append", "all"}) {
+  for (const char* fusion : {"rope_append_attention", "rope_qk_append", "rope_kv_append", "all"}) {
     EngineOptions options = paged(16);
     options.disabled_fusions = {fusion};
     expect_same_bits(whole, logits_in_chunks(*make(options), tokens, {200, 1, 99}), fusion);

@@ -81,8 +81,8 @@ TEST_P(CudaEngine, CachesAndFusionsDoNotChangeBits) {
     expect_same_bits(expected, logits_in_chunks(*make(options), tokens, chunks), fmt::format("block {}", block_size));
   }
   for (const char* fusion :
-       {"add_rms_norm", "linear_gated_activation", "linear_qkv", "rope_qk_append", "rope_kv_append",
-        "rms_norm_quantize", "add_rms_norm_quantize", "linear_gated_activation_quantize", "all"}) {
+       {"add_rms_norm", "linear_gated_activation", "linear_qkv", "rope_append_attention", "rope_qk_append",
+        "rope_kv_append", "rms_norm_quantize", "add_rms_norm_quantize", "linear_gated_activation_quantize", "all"}) {
     EngineOptions options;
     options.disabled_fusions = {fusion};
     expect_same_bits(expected, logits_in_chunks(*make(options), tokens, chunks), fusion);

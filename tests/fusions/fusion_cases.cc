@@ -10,6 +10,7 @@
 #include "eadem/fusions/linear_gated_activation.h"
 #include "eadem/fusions/linear_qkv.h"
 #include "eadem/fusions/rms_norm_quantize.h"
+#include "eadem/fusions/rope_append_attention.h"
 #include "eadem/fusions/rope_kv_append.h"
 #include "eadem/fusions/rope_qk_append.h"
 #include "eadem/kernels/cpu/linear/int8_rows.h"
@@ -223,6 +224,33 @@ void rope_kv_append(std::vector<FusionCase>& cases) {
         }
 }
 
+void rope_append_attention(std::vector<FusionCase>& cases) {
+  for (const int64_t tokens : {0, 1, 9})
+    for (const DType cache_dtype : {kF32, kBf16})
+      for (const int64_t rotary_dim : {8, 6}) {
+        constexpr int64_t kSequences = 3, kHeadDim = 8;
+        const kernels::RopeAttrs rope{RopeStyle::rotate_half, rotary_dim};
+        const kernels::AttentionAttrs attention{.heads = 6,
+                                                .kv_heads = 2,
+                                                .head_dim = kHeadDim,
+                                                .scale = 0.3f,
+                                                .window = 5,
+                                                .source = kernels::KvSource::cached};
+        const TensorType k(kF32, {Symbol::tokens, 2, kHeadDim}), cache(cache_dtype, {9, 2, 4, kHeadDim});
+        cases.push_back(
+            {fmt::format("rope_append_attention {}x{}/{} {} cache", tokens, kHeadDim, rotary_dim,
+                         dtype_name(cache_dtype)),
+             &fusions::rope_append_attention(),
+             std::make_shared<fusions::RopeAppendAttention>(kernels::RopeAppendAttentionAttrs{rope, attention}),
+             {std::make_shared<ops::Rope>(rope), std::make_shared<ops::Rope>(rope), std::make_shared<ops::KvAppend>(),
+              std::make_shared<ops::Attention>(attention)},
+             {TensorType(kF32, {Symbol::tokens, 6, kHeadDim}), TensorType(kF32, {Symbol::tokens, rotary_dim}), k, k,
+              TensorType(DType::i64, {Symbol::tokens}), cache, cache, TensorType(DType::i32, {kSequences + 1}),
+              TensorType(DType::i32, {kSequences}), TensorType(DType::i32, {kSequences, 3})},
+             tokens_of(tokens)});
+      }
+}
+
 void linear_cross_entropy(std::vector<FusionCase>& cases) {
   // 500 rows are more than any chunk of logits.
   for (const LinearShape& s : {LinearShape{0, 8, 8}, {1, 1, 1}, {1, 16, 33}, {7, 17, 65}, {50, 24, 300}, {500, 8, 20}})
@@ -248,6 +276,7 @@ std::vector<FusionCase> fusion_cases() {
   linear_add(cases);
   linear_qkv(cases);
   rope_kv_append(cases);
+  rope_append_attention(cases);
   linear_cross_entropy(cases);
   return cases;
 }

@@ -263,7 +263,7 @@ TEST(Matching, AnUnknownNameIsRefusedWithThoseThereAre) {
   } catch (const InvalidArgument& error) {
     const std::string message = error.what();
     for (const char* part : {"'linear_sub'", "all", "linear_add", "add_rms_norm", "linear_gated_activation",
-                             "rope_kv_append", "rope_qk_append", "linear_cross_entropy"})
+                             "rope_append_attention", "rope_kv_append", "rope_qk_append", "linear_cross_entropy"})
       EXPECT_NE(message.find(part), std::string::npos) << message;
   }
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "eadem/core/encodings/row_encoding.h"
+#include "eadem/kernels/attention/append_attention.h"
 #include "eadem/kernels/attention/attention.h"
 #include "eadem/kernels/attention/kv_append.h"
 #include "eadem/kernels/backend.h"
@@ -202,6 +203,118 @@ TEST_P(CudaAttention, DecodeHasTheBitsOfThePromptWhoeverIsBeside) {
   expect_row(mixed[2], 699, "after a prompt");
   EXPECT_EQ(std::memcmp(mixed[1].data(), whole.data(), mixed[1].size()), 0);
 }
+
+// --- One launch that rotates, appends and attends has the bits of two.
+
+struct Step {
+  int64_t heads, kv_heads, head_dim, rotary_dim, window;
+  std::vector<int64_t> positions;  // of a token of each sequence
+  int64_t block_size;
+  RopeStyle style = RopeStyle::rotate_half;
+  const Encoding* encoding = nullptr;  // of the cache; null: bf16
+};
+
+class CudaAppendAndAttend : public ::testing::TestWithParam<Step> {};
+
+TEST_P(CudaAppendAndAttend, HasTheBitsOfItsParts) {
+  if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  if (!test::hopper_refusal().empty()) GTEST_SKIP() << test::hopper_refusal();
+  const std::shared_ptr<Device> device = open_device("cuda");
+  const Mesh alone;
+  Context context{*device, alone};
+  const Step& s = GetParam();
+  const auto sequences = static_cast<int64_t>(s.positions.size());
+  const int64_t most = *std::max_element(s.positions.begin(), s.positions.end()) + 1,
+                max_blocks = (most + s.block_size - 1) / s.block_size, num_blocks = sequences * max_blocks;
+  const RopeAppendAttentionAttrs attrs{.rope = {.style = s.style, .rotary_dim = s.rotary_dim},
+                                       .attention = {.heads = s.heads,
+                                                     .kv_heads = s.kv_heads,
+                                                     .head_dim = s.head_dim,
+                                                     .scale = 0.3f,
+                                                     .window = s.window,
+                                                     .source = KvSource::cached}};
+
+  // 1. Blocks in disorder. Every fifth token is appended nowhere.
+  std::vector<int32_t> starts, lengths, table;
+  const Tensor slots = Tensor::on_host(DType::i64, {sequences});
+  for (int64_t i = 0; i < sequences; ++i) {
+    starts.push_back(static_cast<int32_t>(i));
+    lengths.push_back(static_cast<int32_t>(s.positions[static_cast<size_t>(i)] + 1));
+    for (int64_t b = 0; b < max_blocks; ++b)
+      table.push_back(static_cast<int32_t>((max_blocks - 1 - b) * sequences + sequences - 1 - i));
+    const int64_t position = s.positions[static_cast<size_t>(i)];
+    slots.view.as<int64_t>()[i] =
+        i % 5 == 4 ? -1
+                   : table[static_cast<size_t>(i * max_blocks + position / s.block_size)] * s.block_size +
+                         position % s.block_size;
+  }
+  starts.push_back(static_cast<int32_t>(sequences));
+  const Tensor q = random_on(device, DType::bf16, {sequences, s.heads, s.head_dim}, 1),
+               k = random_on(device, DType::bf16, {sequences, s.kv_heads, s.head_dim}, 2),
+               v = random_on(device, DType::bf16, {sequences, s.kv_heads, s.head_dim}, 3),
+               angles = random_on(device, DType::f32, {sequences, s.rotary_dim}, 4),
+               query_start = integers_on(device, starts), kv_length = integers_on(device, lengths),
+               block_table = integers_on(device, table, {sequences, max_blocks}),
+               slots_on_device = copy_to_device(device, slots.view);
+
+  // 2. Two caches of the same contents, each for keys and values.
+  const Shape shape{num_blocks, s.kv_heads, s.block_size, s.head_dim};
+  const auto make_cache = [&](uint64_t seed, Tensor& memory) {
+    const Tensor plain = test::random_tensor(DType::bf16, shape, seed);
+    if (s.encoding == nullptr) {
+      memory = copy_to_device(device, plain.view);
+      return memory.view;
+    }
+    const Tensor encoded = Tensor::in_one_piece(DType::f32, shape, *s.encoding);
+    s.encoding->encode(encoded.view, plain.view);
+    memory = copy_to_device(device, TensorView(encoded.view.data, DType::u8, {encoded_bytes(*s.encoding, shape)}));
+    return view_of_planes(memory.view.data, *s.encoding, DType::f32, shape);
+  };
+  Tensor memory[2][2];
+  TensorView caches[2][2];
+  for (int n = 0; n < 2; ++n)
+    for (int of_values = 0; of_values < 2; ++of_values)
+      caches[n][of_values] = make_cache(static_cast<uint64_t>(5 + of_values), memory[n][of_values]);
+
+  // 3. The two launches, then the one.
+  const Tensor rotated = allocate_tensor(*device, DType::bf16, q.view.shape),
+               expected = allocate_tensor(*device, DType::bf16, q.view.shape),
+               y = allocate_tensor(*device, DType::bf16, q.view.shape);
+  const Tensor scratch = allocate_tensor(*device, DType::u8, {int64_t{64} << 20});
+  {
+    const RopeKvAppendAttrs rope{attrs.rope};
+    const TensorView in[] = {q.view, angles.view, k.view, v.view, slots_on_device.view, caches[0][0], caches[0][1]},
+                     out[] = {rotated.view, caches[0][0], caches[0][1]};
+    test::plan_for(*cuda::rope_qk_append_kernels()[0], "rope_qk_append", AttrsRef(rope), in, out, context)
+        ->run({.inputs = in, .outputs = out, .context = &context});
+    const TensorView to_attend[] = {rotated.view,     caches[0][0],   caches[0][1],
+                                    query_start.view, kv_length.view, block_table.view},
+                     attended[] = {expected.view};
+    test::plan_for(test::named(cuda::attention_kernels(), "cuda_mma"), "attention", AttrsRef(attrs.attention),
+                   to_attend, attended, context)
+        ->run({.inputs = to_attend, .outputs = attended, .scratch = scratch.view, .context = &context});
+  }
+  const TensorView in[] = {q.view,       angles.view,  k.view,           v.view,         slots_on_device.view,
+                           caches[1][0], caches[1][1], query_start.view, kv_length.view, block_table.view},
+                   out[] = {y.view, caches[1][0], caches[1][1]};
+  test::plan_for(*cuda::rope_append_attention_kernels()[0], "rope_append_attention", AttrsRef(attrs), in, out, context)
+      ->run({.inputs = in, .outputs = out, .scratch = scratch.view, .context = &context});
+  EXPECT_EQ(bytes_of(*device, y.view), bytes_of(*device, expected.view));
+  for (int of_values = 0; of_values < 2; ++of_values)
+    EXPECT_EQ(bytes_of(*device, memory[1][of_values].view), bytes_of(*device, memory[0][of_values].view));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Steps, CudaAppendAndAttend,
+    ::testing::Values(Step{32, 8, 128, 128, 0, {0}, 16}, Step{32, 8, 128, 128, 0, {255}, 64},
+                      Step{32, 8, 128, 128, 0, {700, 256, 31, 512, 33, 5}, 16},
+                      Step{32, 8, 64, 64, 0, {1000, 64, 300}, 32}, Step{40, 2, 64, 64, 0, {513, 8, 9, 10, 257}, 7},
+                      Step{16, 4, 128, 128, 100, {700, 256, 31}, 64},
+                      Step{8, 2, 64, 64, 0, std::vector<int64_t>(90, 70), 16},       // many
+                      Step{8, 2, 64, 32, 0, {70, 3}, 16},                            // a part of a head rotates
+                      Step{8, 2, 128, 128, 0, {70, 3}, 16, RopeStyle::interleaved},  // pairs of neighbours
+                      Step{32, 8, 128, 128, 0, {300, 3}, 16, RopeStyle::rotate_half, &RowEncoding::int8()},
+                      Step{8, 2, 256, 256, 0, {300, 3}, 16}));
 
 // --- Caches of 8-bit codes have the bits of RowEncoding::encode, whichever kernel writes them.
 

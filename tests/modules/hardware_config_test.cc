@@ -162,7 +162,8 @@ TEST(AutoHardwareConfig, ComputeLeavesNameTheFusionsTheySwitchOff) {
   EXPECT_EQ(disabled({}), Names{});
   EXPECT_EQ(disabled({.fuse_gated_activation = false}), Names{"linear_gated_activation"});
   EXPECT_EQ(disabled({.fuse_residual = false}), (Names{"add_rms_norm", "linear_add"}));
-  EXPECT_EQ(disabled({.fuse_rope_append = false}), (Names{"rope_qk_append", "rope_kv_append"}));
+  EXPECT_EQ(disabled({.fuse_rope_append = false}),
+            (Names{"rope_append_attention", "rope_qk_append", "rope_kv_append"}));
 }
 
 // The decisions that factories add to one graph.

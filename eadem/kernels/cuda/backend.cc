@@ -43,6 +43,7 @@ constexpr OpKernels kOps[] = {
     {"linear_qkv", linear_qkv_kernels},
     {"rope_kv_append", rope_kv_append_kernels},
     {"rope_qk_append", rope_qk_append_kernels},
+    {"rope_append_attention", rope_append_attention_kernels},
     {"linear_cross_entropy", linear_cross_entropy_kernels},
 };
 

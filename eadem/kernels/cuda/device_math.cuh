@@ -90,6 +90,14 @@ __device__ inline float fast_reciprocal(float x) {
   return y;
 }
 
+// --- Rotary embedding.
+
+// Rotates a pair of elements. Products are rounded or fused as written here, so that every kernel that rotates gives
+// the same bits.
+__device__ inline float2 rotated(float a, float b, float cosine, float sine) {
+  return {__fmaf_rn(-b, sine, __fmul_rn(a, cosine)), __fmaf_rn(a, sine, __fmul_rn(b, cosine))};
+}
+
 // --- Reductions. Every thread gets the result.
 
 struct Sum {

@@ -15,6 +15,7 @@ bool has_hopper_kernels() { return false; }
 
 cudaError_t launch_attention_prompt(const AttentionParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_attention_decode(const AttentionParams&, cudaStream_t) { return kLeftOut; }
+bool takes_new_rows(const AttentionParams&) { return false; }
 cudaError_t launch_attention_backward_wgmma(const AttentionBackwardParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_linear_stream(const LinearStreamParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_fp8_stream(const LinearStreamParams&, cudaStream_t) { return kLeftOut; }

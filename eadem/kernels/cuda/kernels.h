@@ -44,5 +44,6 @@ KernelList linear_gated_activation_quantize_kernels();
 KernelList linear_qkv_kernels();
 KernelList rope_kv_append_kernels();
 KernelList rope_qk_append_kernels();
+KernelList rope_append_attention_kernels();
 
 }  // namespace eadem::kernels::cuda

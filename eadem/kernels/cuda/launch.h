@@ -312,6 +312,18 @@ struct KvAppendParams {
 
 inline constexpr int64_t kMaxHeadDim = 512;
 
+// Keys and values of the tokens of a step that are not in the cache yet: the kernel rotates queries and keys by a table
+// (rotate_half, all elements), and appends them. A token's slot is that of its position in the blocks of its sequence,
+// or negative: then it is appended nowhere, and attention reads what the cache has.
+struct NewRows {
+  const float* table = nullptr;    // [tokens, head_dim], or null: the cache has the rows
+  const void* k = nullptr;         // [tokens, kv_heads, head_dim] bf16
+  const void* v = nullptr;         // likewise
+  const int64_t* slots = nullptr;  // [tokens]
+  void* cache_k = nullptr;         // k and v of the params
+  void* cache_v = nullptr;
+};
+
 struct AttentionParams {
   const void* q;               // [tokens, heads, head_dim] dtype
   const void* k;               // direct [tokens, kv_heads, head_dim], cached
@@ -342,6 +354,7 @@ struct AttentionParams {
   // [sequences, kv_heads, tiles of 16 rows of its query heads], zeros; they are zeros again afterwards.
   unsigned* arrivals = nullptr;
   int32_t multiprocessors = 1;
+  NewRows new_rows = {};  // where takes_new_rows
 };
 [[nodiscard]] cudaError_t launch_attention(const AttentionParams& params, cudaStream_t stream);
 
@@ -354,6 +367,8 @@ inline constexpr int64_t kAttentionMmaMaxGroup = 64;  // query heads of a key he
 inline constexpr int64_t kAttentionMmaMaxSequences = 1024;
 [[nodiscard]] cudaError_t launch_attention_prompt(const AttentionParams& params, cudaStream_t stream);
 [[nodiscard]] cudaError_t launch_attention_decode(const AttentionParams& params, cudaStream_t stream);
+// Whether launch_attention_decode takes new rows: for few sequences, a cache of bf16, and heads of 64 or 128.
+[[nodiscard]] bool takes_new_rows(const AttentionParams& params);
 // launch_attention_decode calls this for many sequences.
 [[nodiscard]] cudaError_t launch_attention_decode_many(const AttentionParams& params, cudaStream_t stream);
 

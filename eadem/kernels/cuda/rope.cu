@@ -26,11 +26,6 @@ __global__ void rope_angles(RopeTableParams p) {
   row[p.half + frequency] = static_cast<float>(p.scale * sine);
 }
 
-// Products are rounded or fused as written here, so that every kernel that rotates gives the same bits.
-__device__ inline float2 rotated(float a, float b, float cosine, float sine) {
-  return {__fmaf_rn(-b, sine, __fmul_rn(a, cosine)), __fmaf_rn(a, sine, __fmul_rn(b, cosine))};
-}
-
 // Rotates pair `pair` of one head, back if `inverse`. `write(i, value)` stores element i of the head.
 template <typename T, typename Write>
 __device__ void rotate_pair(const T* x,          // [head_dim]

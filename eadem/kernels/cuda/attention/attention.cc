@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/kernels/attention/attention.h"
 
+#include <array>
+
+#include "eadem/kernels/attention/append_attention.h"
+#include "eadem/kernels/attention/kv_append.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
@@ -112,25 +116,123 @@ PlanPtr prepare_attention(const KernelRequest& request, Context&) {
   });
 }
 
+// What is settled once about a request of the tensor-core kernels.
+struct MmaAttention {
+  AttentionAttrs attrs;
+  KvCode code;
+  int64_t scratch_bytes;  // of states
+  unsigned* arrivals;
+  int32_t multiprocessors;
+
+  MmaAttention(const KernelRequest& request, Context& context)
+      : attrs(request.attrs.get<AttentionAttrs>()),
+        code(kv_code_of(request.inputs[1])),
+        scratch_bytes(mma_scratch_bytes(request)) {
+    CudaDevice& device = static_cast<CudaDevice&>(context.device);
+    arrivals =
+        scratch_bytes > 0 ? device.counters(request.inputs[4].dim(0).bind(request.bounds) * attrs.heads) : nullptr;
+    multiprocessors = device.multiprocessors();
+  }
+  AttentionParams params(const KernelCall& call) const {
+    AttentionParams params = attention_params(attrs, code, call);
+    params.states = static_cast<float*>(call.scratch.data);
+    params.max_splits = params.sequences * (params.max_blocks * params.block_size / kAttentionSplitKeys + 1);
+    params.multiprocessors = multiprocessors;
+    if (params.block_size > 0) params.cache_rows = call.inputs[1].num_elements() / params.head_dim;
+    params.arrivals = arrivals;
+    return params;
+  }
+  static bool decodes(const AttentionParams& params) {
+    return params.tokens == params.sequences && params.states != nullptr;
+  }
+  static void launch(const AttentionParams& params, const KernelCall& call) {
+    EADEM_CUDA_CALL((decodes(params) ? launch_attention_decode : launch_attention_prompt)(params, stream_of(call)));
+  }
+};
+
 PlanPtr prepare_mma(const KernelRequest& request, Context& context) {
-  CudaDevice& device = static_cast<CudaDevice&>(context.device);
-  const int64_t scratch_bytes = mma_scratch_bytes(request);
-  const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
-  unsigned* arrivals =
-      scratch_bytes > 0 ? device.counters(request.inputs[4].dim(0).bind(request.bounds) * attrs.heads) : nullptr;
+  const MmaAttention mma(request, context);
+  return make_plan([mma](const KernelCall& call) { mma.launch(mma.params(call), call); }, mma.scratch_bytes);
+}
+
+// --- rope_append_attention: one launch where a step decodes few sequences, else those of its two parts.
+
+// The inputs and outputs of the two parts of a request or of a call. `rotated`: the queries between them.
+template <typename T>
+struct Parts {
+  std::array<T, 7> append;
+  std::array<T, 6> attend;
+  std::array<T, 3> appended;
+  std::array<T, 1> attended;
+
+  Parts(std::span<const T> in, std::span<const T> out, const T& rotated)
+      : append{in[0], in[1], in[2], in[3], in[4], in[5], in[6]},
+        attend{rotated, out[1], out[2], in[7], in[8], in[9]},
+        appended{rotated, out[1], out[2]},
+        attended{out[0]} {}
+};
+
+// The requests of the two parts, which refer to themselves.
+struct PartRequests {
+  Parts<TensorType> types;
+  RopeKvAppendAttrs rope;
+  KernelRequest append, attend;
+
+  explicit PartRequests(const KernelRequest& request)
+      : types(request.inputs, request.outputs, request.inputs[0]),
+        rope{request.attrs.get<RopeAppendAttentionAttrs>().rope},
+        append(request),
+        attend(request) {
+    append.op = "rope_qk_append", attend.op = "attention";
+    append.attrs = AttrsRef(rope), attend.attrs = AttrsRef(request.attrs.get<RopeAppendAttentionAttrs>().attention);
+    append.inputs = types.append, append.outputs = types.appended;
+    attend.inputs = types.attend, attend.outputs = types.attended;
+    append.definition = attend.definition = nullptr;
+  }
+  PartRequests(const PartRequests&) = delete;
+  PartRequests& operator=(const PartRequests&) = delete;
+};
+
+const Kernel& append_kernel() { return *rope_qk_append_kernels().front(); }
+
+Verdict can_append_and_attend(const KernelRequest& request) {
+  const PartRequests parts(request);
+  const Verdict verdict = append_kernel().can_handle(parts.append);
+  return verdict.accepted ? can_use_mma(parts.attend) : verdict;
+}
+
+PlanPtr prepare_append_and_attend(const KernelRequest& request, Context& context) {
+  const PartRequests parts(request);
+  const MmaAttention mma(parts.attend, context);
+  const TensorType& q = request.inputs[0];
+  // The one launch rotates whole heads, by halves.
+  const bool rotates =
+      parts.rope.rope.style == RopeStyle::rotate_half && parts.rope.rope.rotary_dim == mma.attrs.head_dim;
+  constexpr int64_t kAlignment = 64;
+  const int64_t rotated_at = (mma.scratch_bytes + kAlignment - 1) / kAlignment * kAlignment;
   return make_plan(
-      [attrs, code = kv_code_of(request.inputs[1]), multiprocessors = device.multiprocessors(),
-       arrivals](const KernelCall& call) {
-        AttentionParams params = attention_params(attrs, code, call);
-        params.states = static_cast<float*>(call.scratch.data);
-        params.max_splits = params.sequences * (params.max_blocks * params.block_size / kAttentionSplitKeys + 1);
-        params.multiprocessors = multiprocessors;
-        if (params.block_size > 0) params.cache_rows = call.inputs[1].num_elements() / params.head_dim;
-        params.arrivals = arrivals;
-        const bool decodes = params.tokens == params.sequences && params.states != nullptr;
-        EADEM_CUDA_CALL((decodes ? launch_attention_decode : launch_attention_prompt)(params, stream_of(call)));
+      [mma, rotates, rotated_at,
+       append = std::shared_ptr<const Plan>(append_kernel().prepare(parts.append, context))](const KernelCall& call) {
+        const TensorView& q = call.inputs[0];
+        const TensorView rotated(static_cast<std::byte*>(call.scratch.data) + rotated_at, q.dtype, q.shape);
+        const Parts<TensorView> views(call.inputs, call.outputs, rotated);
+        KernelCall attend{.inputs = views.attend, .outputs = views.attended, .context = call.context};
+        if (mma.scratch_bytes > 0) attend.scratch = call.scratch;
+        AttentionParams params = mma.params(attend);
+        if (rotates && mma.decodes(params) && takes_new_rows(params)) {
+          params.q = elements(q);
+          params.new_rows = {.table = elements<const float>(call.inputs[1]),
+                             .k = elements(call.inputs[2]),
+                             .v = elements(call.inputs[3]),
+                             .slots = elements<const int64_t>(call.inputs[4]),
+                             .cache_k = cache_rows(call.outputs[1]),
+                             .cache_v = cache_rows(call.outputs[2])};
+        } else {
+          append->run({.inputs = views.append, .outputs = views.appended, .context = call.context});
+        }
+        mma.launch(params, attend);
       },
-      scratch_bytes);
+      rotated_at + q.size_bytes(request.bounds));
 }
 
 constexpr Kernel kMma{.name = "cuda_mma",
@@ -139,6 +241,11 @@ constexpr Kernel kMma{.name = "cuda_mma",
                       .prepare = prepare_mma,
                       .alignment_bytes = 16};
 constexpr Kernel kMmaForward = in_forward(kMma);
+constexpr Kernel kAppendAndAttend{.name = "cuda_mma",
+                                  .pass = Pass::inference,
+                                  .can_handle = can_append_and_attend,
+                                  .prepare = prepare_append_and_attend,
+                                  .alignment_bytes = 32};
 constexpr Kernel kAttention{"cuda_online_softmax", Pass::inference, can_attend, prepare_attention};
 constexpr Kernel kAttentionForward = in_forward(kAttention);
 
@@ -149,5 +256,7 @@ KernelList attention_kernels() {
   kernels.insert(kernels.begin(), {&kMma, &kMmaForward, &kAttention, &kAttentionForward});
   return kernels;
 }
+
+KernelList rope_append_attention_kernels() { return {&kAppendAndAttend}; }
 
 }  // namespace eadem::kernels::cuda

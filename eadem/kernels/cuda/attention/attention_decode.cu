@@ -4,10 +4,14 @@
 // one key head, so that few sequences reach many multiprocessors, and the block that stores the last state of a
 // sequence's rows merges them in order. attention_tiles.cuh says what is computed; attention_decode_many.cu does the
 // same for many sequences.
+//
+// A warp brings 32 keys and their values to shared memory, by tensor maps where the query sees all of them and they are
+// from earlier steps, else row by row. The newest row comes last: what makes it may still run while the others are
+// copied. Where it is not in the cache yet (NewRows), the queries and it are rotated here, and it is appended.
 #include <algorithm>
 
+#include "eadem/kernels/cuda/attention/attention_panels.cuh"
 #include "eadem/kernels/cuda/attention/attention_splits.cuh"
-#include "eadem/kernels/cuda/attention/kv_codes.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
 
 namespace eadem::kernels::cuda {
@@ -15,261 +19,359 @@ namespace eadem::kernels::cuda {
 namespace {
 
 constexpr int kSplitChunks = kSplit / kChunk;
-constexpr int kWarps = 4;
+constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
+constexpr int kWarpKeys = kSplit / kWarps;
+constexpr int kWarpTiles = kWarpKeys / 8;
 constexpr int kPadding = 8;        // elements after each row of probabilities, against bank conflicts
-constexpr int kPaddingBytes = 16;  // likewise, of keys or values
-static_assert(kSplitChunks == kWarps, "a warp of the decode kernel has one chunk");
+constexpr int kLeastBoxShift = 3;  // log2 of the rows of a box that is worth a copy of its own
+constexpr int32_t kNewest = -2;    // in the place of a row of the cache
+static_assert(kWarpKeys == kWarp && 2 * kWarpKeys == kChunk, "two warps have a chunk, and a lane has a row");
 
-// The bytes of a row of keys or values, and from one row to the next in shared memory.
+// The keys, or the values, of a warp.
 template <int kD, typename Code>
-constexpr int kRowBytes = kD* Code::kBytes;
-template <int kD, typename Code>
-constexpr int kPitchBytes = kRowBytes<kD, Code> + kPaddingBytes;
+using Part = RowPanels<kD, Code, kWarpKeys>;
 
-// Copies the `kRows` rows of keys or values that `rows` (in shared memory) lists. kNoRow gives zeros, because a cache
-// may hold anything there (even NaN), and its product with 0 must be 0. Row `but` is left out.
-template <int kBytes, int kRows, int kCopiers>
-__device__ void copy_rows_async(const void* from, const int32_t* rows, uint32_t to, int copier, int but = kNoRow) {
-  constexpr int kPieces = kBytes / 16, kAtOnce = kCopiers / kPieces;
-  const auto* bytes = static_cast<const uint8_t*>(from) + copier % kPieces * 16;
-  to += static_cast<uint32_t>(copier / kPieces * (kBytes + kPaddingBytes) + copier % kPieces * 16);
+// Copies the rows of keys or values that the lanes of a warp name. kNoRow gives zeros, because a cache may hold
+// anything there (even NaN), and its product with 0 must be 0. Row kNewest is left out.
+template <typename Panels>
+__device__ void copy_rows_async(const void* from, int32_t row, uint32_t to, int lane) {
+  constexpr int kPieces = static_cast<int>(Panels::kRowBytes) / 16, kAtOnce = kWarp / kPieces;
+  const int piece = lane % kPieces;
+  const auto* bytes = static_cast<const uint8_t*>(from) + piece * 16;
 #pragma unroll 8
-  for (int row = 0; row < kRows; row += kAtOnce, to += kAtOnce * (kBytes + kPaddingBytes)) {
-    const int32_t source = rows[row + copier / kPieces];
-    if (row + copier / kPieces != but) copy_16_async(to, bytes + int64_t{max(source, 0)} * kBytes, source != kNoRow);
+  for (int first = 0; first < kWarpKeys; first += kAtOnce) {
+    const int at = first + lane / kPieces;
+    const int32_t source = __shfl_sync(kAllLanes, row, at);
+    if (source == kNewest) continue;
+    copy_16_async(to + Panels::offset(at, piece), bytes + int64_t{max(source, 0)} * Panels::kRowBytes,
+                  source != kNoRow);
   }
 }
 
-// Copies row `row` alone, by those of the copiers of which each has a piece; nothing if it is no row of 0 to kRows - 1.
-template <int kBytes, int kRows>
-__device__ void copy_row_async(const void* from, const int32_t* rows, uint32_t to, int copier, int row) {
-  if (row < 0 || row >= kRows || copier >= kBytes / 16) return;
-  const auto* bytes = static_cast<const uint8_t*>(from) + int64_t{rows[row]} * kBytes;
-  copy_16_async(to + static_cast<uint32_t>(row * (kBytes + kPaddingBytes) + copier * 16), bytes + copier * 16, true);
-}
-
-// Computes s[tile] = q . k for the 64 keys at `keys`, 8 keys a tile.
-template <int kD, typename Code>
-__device__ void multiply_keys(float (&s)[kKeyTiles][4], const uint32_t (&q)[kD / 16][4], uint32_t keys, int lane) {
-  constexpr int kPitch = kPitchBytes<kD, Code>, kSteps = 4 / Code::kBytes;  // of four matrices of 16 bytes a row
-#pragma unroll
-  for (int tile = 0; tile < kKeyTiles; ++tile) s[tile][0] = s[tile][1] = s[tile][2] = s[tile][3] = 0.0f;
-  // Lane l addresses row l % 8 of the matrix of piece l / 8. Eight independent chains run side by side.
-  const uint32_t address = keys + static_cast<uint32_t>(lane % 8 * kPitch + lane / 8 * 16);
-#pragma unroll
-  for (int step = 0; step < kD / 16; step += kSteps) {
-    uint32_t k[kKeyTiles][4];
-#pragma unroll
-    for (int tile = 0; tile < kKeyTiles; ++tile)
-      load_matrices(k[tile], address + tile * 8 * kPitch + step * 16 * Code::kBytes);
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i)
-#pragma unroll
-      for (int tile = 0; tile < kKeyTiles; ++tile) multiply_step<Code>(s[tile], q[step + i], k[tile], i);
-  }
-}
-
-// Adds the values of 32 keys at `values` to `acc`, which has kTiles tiles of 8 elements from `first_tile` on.
+// Adds the values of 32 keys at `values` to `acc`, whose kTiles tiles of 8 elements begin with `first_tile`.
 template <int kD, typename Code, int kTiles>
 __device__ void multiply_values(float (&acc)[kTiles][4], const uint32_t (&weights)[2][4], uint32_t values,
                                 int first_tile, int lane) {
-  constexpr int kPitch = kPitchBytes<kD, Code>;
-  if constexpr (Code::kEncoded) {
-    // Lane l addresses row l of a piece of 16 codes.
-    const uint32_t address = values + static_cast<uint32_t>(lane * kPitch + first_tile * 8);
+  // Lane l addresses row l of a piece of 16 bytes: two steps of 16 keys.
+  constexpr int kPieceTiles = Code::kEncoded ? 2 : 1;
 #pragma unroll
-    for (int t = 0; t < kTiles; t += 2) {
-      uint32_t v[4];
-      load_matrices_transposed(v, address + t * 8);
-#pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        mma(acc[t], weights[step], even_levels<Code>(v[2 * step]), even_levels<Code>(v[2 * step + 1]));
-        mma(acc[t + 1], weights[step], odd_levels<Code>(v[2 * step]), odd_levels<Code>(v[2 * step + 1]));
-      }
-    }
-  } else {
+  for (int t = 0; t < kTiles; t += kPieceTiles) {
+    uint32_t v[4];
+    load_matrices_transposed(v, values + Part<kD, Code>::offset(lane, (first_tile + t) / kPieceTiles));
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
-      const uint32_t address =
-          values + static_cast<uint32_t>((step * 16 + lane % 16) * kPitch + first_tile * 16 + lane / 16 * 16);
-#pragma unroll
-      for (int t = 0; t < kTiles; t += 2) {
-        uint32_t v[4];
-        load_matrices_transposed(v, address + t * 16);
-        mma(acc[t], weights[step], v[0], v[1]);
-        mma(acc[t + 1], weights[step], v[2], v[3]);
+      if constexpr (Code::kEncoded) {
+        mma(acc[t], weights[step], even_levels<Code>(v[2 * step]), even_levels<Code>(v[2 * step + 1]));
+        mma(acc[t + 1], weights[step], odd_levels<Code>(v[2 * step]), odd_levels<Code>(v[2 * step + 1]));
+      } else {
+        mma(acc[t], weights[step], v[2 * step], v[2 * step + 1]);
       }
     }
   }
 }
 
-// Shared memory: keys [kSplit][kPitchBytes], values of equal shape, probabilities [16][kSplit + kPadding], and with
-// codes the scales of keys and values, f32 [2][kSplit].
-template <int kD, typename Code>
-constexpr int kRowsBytes = kSplit* kPitchBytes<kD, Code>;
-constexpr int kWeightsBytes = kFragmentRows * (kSplit + kPadding) * 2;
-template <int kD, typename Code>
-constexpr int kDecodeBytes = 2 * kRowsBytes<kD, Code> + kWeightsBytes + (Code::kEncoded ? 2 * kSplit * 4 : 0);
+// Rotates the queries of a token by its row of the table.
+template <int kD>
+__device__ void rotate_queries(uint32_t (&q)[kD / 16][4], const float* table, int lane) {
+  constexpr int kHalf = kD / 2, kSteps = kD / 32;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // rows lane / 4, then + 8; then both for the columns + 8
+      const int column = step * 16 + i / 2 * 8 + lane % 4 * 2;
+      const float2 cosine = *reinterpret_cast<const float2*>(table + column),
+                   sine = *reinterpret_cast<const float2*>(table + kHalf + column);
+      uint32_t &first = q[step][i], &second = q[step + kSteps][i];
+      const float2 low = rotated(__uint_as_float(first << 16), __uint_as_float(second << 16), cosine.x, sine.x),
+                   high = rotated(__uint_as_float(first & 0xffff0000u), __uint_as_float(second & 0xffff0000u), cosine.y,
+                                  sine.y);
+      first = pack_bf16(low.x, high.x), second = pack_bf16(low.y, high.y);
+    }
+}
 
-template <int kD, bool kCapped, typename Code>
-__global__ void __launch_bounds__(kThreads, Code::kEncoded ? 2 : 1) attention_decode(AttentionParams p) {
-  extern __shared__ __align__(128) uint8_t memory[];
+// Puts the newest row `to` shared memory, row `at` of keys and of values, and if `appends` at `row` into the cache,
+// too. All lanes of a warp call this.
+template <int kD>
+__device__ void bring_new_row(const AttentionParams& p, int64_t token, int kv_head, int64_t row, bool appends,
+                              uint8_t* keys, uint8_t* values, int at, int lane) {
+  using Panels = Part<kD, PlainRows>;
+  constexpr int kHalf = kD / 2, kPairs = kHalf / kWarp, kElements = 2 * kPairs;  // of a lane
+  const int pair = lane * kPairs, element = lane * kElements;
+  const auto place = [&](int e) { return Panels::offset(at, e / 8) + static_cast<uint32_t>(e % 8 * 2); };
+  const int64_t from = (token * p.kv_heads + kv_head) * kD;
+  const auto* k = static_cast<const bf16_t*>(p.new_rows.k) + from;
+  const auto* v = static_cast<const bf16_t*>(p.new_rows.v) + from;
+  const float* table = p.new_rows.table + token * kD;
+  auto* cache_k = static_cast<bf16_t*>(p.new_rows.cache_k) + row * kD;
+  auto* cache_v = static_cast<bf16_t*>(p.new_rows.cache_v) + row * kD;
+
+  float first[kPairs], second[kPairs], cosines[kPairs], sines[kPairs], value[kElements];
+  load_vector(first, k + pair);
+  load_vector(second, k + kHalf + pair);
+  load_vector(value, v + element);
+  load_vector(cosines, table + pair);
+  load_vector(sines, table + kHalf + pair);
+#pragma unroll
+  for (int n = 0; n < kPairs; ++n) {
+    const float2 result = rotated(first[n], second[n], cosines[n], sines[n]);
+    first[n] = result.x, second[n] = result.y;
+  }
+  store_vector(reinterpret_cast<bf16_t*>(keys + place(pair)), first);
+  store_vector(reinterpret_cast<bf16_t*>(keys + place(kHalf + pair)), second);
+  store_vector(reinterpret_cast<bf16_t*>(values + place(element)), value);
+  if (!appends) return;
+  store_vector(cache_k + pair, first);
+  store_vector(cache_k + kHalf + pair, second);
+  store_vector(cache_v + element, value);
+}
+
+// Shared memory: keys [kWarps] Part, values likewise, probabilities [16][kSplit + kPadding], and with codes the scales
+// of keys and values, f32 [2][kSplit].
+template <int kD, typename Code>
+constexpr uint32_t kRowsBytes = kWarps* Part<kD, Code>::kBytes;
+constexpr uint32_t kWeightsBytes = kFragmentRows * (kSplit + kPadding) * 2;
+template <int kD, typename Code>
+constexpr uint32_t kDecodeBytes = 2 * kRowsBytes<kD, Code> + kWeightsBytes + (Code::kEncoded ? 2 * kSplit * 4 : 0);
+template <int kD, typename Code>
+constexpr int kBlocks = 2 * kDecodeBytes<kD, Code> < 200 * 1024 ? 2 : 1;  // on a multiprocessor
+
+template <int kD, bool kCapped, bool kNew, typename Code>
+__global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
+    attention_decode(const __grid_constant__ AttentionParams p, const __grid_constant__ CacheMaps maps) {
+  using Panels = Part<kD, Code>;
+  extern __shared__ __align__(1024) uint8_t memory[];
   __shared__ int32_t slot_start[kMaxSequences + 1];
-  __shared__ int32_t rows[kSplit];  // rows of keys and values
-  __shared__ float chunk_max[kSplitChunks][kFragmentRows];
+  __shared__ uint64_t barriers[2][kWarps];  // of keys, of values
+  __shared__ float part_max[kWarps][kFragmentRows];
   __shared__ float chunk_sum[kSplitChunks][kFragmentRows][4];
   __shared__ bool is_last;
-  constexpr int kBytes = kRowBytes<kD, Code>, kPitch = kPitchBytes<kD, Code>, kWeightPitch = kSplit + kPadding;
-  constexpr int kValueTiles = kD / 8 / kWarps;  // tiles of a warp
+  constexpr int kWeightPitch = kSplit + kPadding;
+  // A piece of codes makes two tiles of 8 elements. The warps that multiply values, and the tiles of each.
+  constexpr int kPieces = kD / 8 / (Code::kEncoded ? 2 : 1), kValueWarps = kPieces < kWarps ? kPieces : kWarps,
+                kValueTiles = kD / 8 / kValueWarps;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int group = p.heads / p.kv_heads;
-  const uint32_t keys = shared_address(memory), values = keys + kRowsBytes<kD, Code>,
-                 weights = values + kRowsBytes<kD, Code>, scales = weights + kWeightsBytes;
-  auto* weight_rows = reinterpret_cast<uint32_t*>(memory + (weights - keys));  // pairs of bf16
+  uint8_t* const own_keys = memory + static_cast<uint32_t>(warp) * Panels::kBytes;
+  uint8_t* const own_values = own_keys + kRowsBytes<kD, Code>;
+  const uint32_t keys = shared_address(own_keys), values = shared_address(memory) + kRowsBytes<kD, Code>,
+                 weights = values + kRowsBytes<kD, Code>;
+  auto* weight_rows = reinterpret_cast<uint32_t*>(memory + 2 * kRowsBytes<kD, Code>);  // pairs of bf16
+  // The scales of the warp's keys, and kSplit behind them those of their values.
+  const uint32_t key_scales = weights + kWeightsBytes + static_cast<uint32_t>(warp * kWarpKeys) * 4,
+                 value_scales = key_scales + kSplit * 4;
+  const uint32_t keys_full = shared_address(&barriers[0][warp]), values_full = shared_address(barriers[1]);
+  const uint64_t policy = l2_policy<L2Policy::evict_first>();
   const ScoreScale<kCapped> scale(p);
   const float c = scale.c;
 
+  if (threadIdx.x < 2 * kWarps) {
+    barrier_init(shared_address(barriers) + threadIdx.x * kBarrierBytes, 1);
+    fence_barriers();
+  }
   allow_next_kernel();
   count_slots(slot_start, p);
   const SplitItems items(slot_start, p);
 
-  // Every warp finds the rows of its chunk and copies their keys; all warps together copy the values.
-  const uint32_t warp_keys = keys + static_cast<uint32_t>(warp * kChunk * kPitch);
-  // The scales of the warp's chunk: of keys, and kSplit behind them of values.
-  const uint32_t key_scales = scales + static_cast<uint32_t>(warp * kChunk) * 4, value_scales = key_scales + kSplit * 4;
-  const auto copy_scales = [&](int row) {
-    const int32_t source = rows[warp * kChunk + row];
-    const auto to = static_cast<uint32_t>(row) * 4;
-    copy_4_async(key_scales + to, p.k_scales + max(source, 0), source != kNoRow);
-    copy_4_async(value_scales + to, p.v_scales + max(source, 0), source != kNoRow);
+  // The lane's row of the cache.
+  const auto row_of = [&](const SplitItem& i) {
+    const int32_t key = i.split + warp * kWarpKeys + lane;
+    if (key == i.position) return kNewest;
+    return key >= i.begin && key < i.position ? key_row(p, i.sequence, i.kv_head, key) : kNoRow;
   };
-  const auto copy_keys = [&](const SplitItem& i, int but = kNoRow) {
+  const auto copy_part = [&](const void* rows, const CUtensorMap& map, int32_t row, uint32_t to, uint32_t full) {
+    const bool whole = maps.box_shift >= kLeastBoxShift && __all_sync(kAllLanes, row >= 0);
+    if (whole) {
+      if (lane == 0) barrier_arrive_expecting(full, Panels::kBytes);
+      __syncwarp();
+      if (lane % (1 << maps.box_shift) == 0)
 #pragma unroll
-    for (int row = lane; row < kChunk; row += kWarp) {
-      const int32_t key = i.split + warp * kChunk + row;
-      rows[warp * kChunk + row] = key >= i.begin && key <= i.position ? key_row(p, i.sequence, i.kv_head, key) : kNoRow;
-      if (Code::kEncoded && row != but - warp * kChunk) copy_scales(row);
+        for (int panel = 0; panel < Panels::kPanels; ++panel)
+          copy_box_async(
+              to + static_cast<uint32_t>(panel) * Panels::kPanelBytes + static_cast<uint32_t>(lane) * Panels::kPanelRow,
+              map, row, panel, full, policy);
+    } else {
+      if (lane == 0) barrier_arrive(full);
+      copy_rows_async<Panels>(rows, row, to, lane);
     }
-    __syncwarp();
-    copy_rows_async<kBytes, kChunk, kWarp>(p.k, rows + warp * kChunk, warp_keys, lane, but - warp * kChunk);
+  };
+  const auto copy_keys = [&](int32_t row) {
+    copy_part(p.k, maps.k, row, keys, keys_full);
+    if (Code::kEncoded && row != kNewest) {
+      const uint32_t to = static_cast<uint32_t>(lane) * 4;
+      copy_4_async(key_scales + to, p.k_scales + max(row, 0), row != kNoRow);
+      copy_4_async(value_scales + to, p.v_scales + max(row, 0), row != kNoRow);
+    }
     commit_copies();
   };
-  const auto copy_values = [&](int but = kNoRow) {
-    copy_rows_async<kBytes, kSplit, kThreads>(p.v, rows, values, threadIdx.x, but);
+  const auto copy_values = [&](int32_t row) {
+    copy_part(p.v, maps.v, row, shared_address(own_values), values_full + static_cast<uint32_t>(warp) * kBarrierBytes);
     commit_copies();
+  };
+  // Brings the newest row, by the warp that has it.
+  const auto bring_newest = [&](const SplitItem& i) {
+    const int at = i.position - i.split - warp * kWarpKeys;
+    if (at < 0 || at >= kWarpKeys) return;
+    if constexpr (kNew) {
+      const int64_t token = i.sequence.first_token, slot = p.new_rows.slots[token];
+      if (slot >= 0) {
+        const int64_t block = slot / p.block_size, row = (block * (p.kv_heads - 1) + i.kv_head) * p.block_size + slot;
+        bring_new_row<kD>(p, token, i.kv_head, row, i.first_row == 0, own_keys, own_values, at, lane);
+        return;
+      }
+    }
+    constexpr int kBytes = static_cast<int>(Panels::kRowBytes) / kWarp;
+    using Bytes = std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>;
+    static_assert(sizeof(Bytes) == kBytes);
+    const int64_t row = key_row(p, i.sequence, i.kv_head, i.position);
+    const uint32_t place = Panels::offset(at, lane * kBytes / 16) + static_cast<uint32_t>(lane * kBytes % 16);
+    *reinterpret_cast<Bytes*>(own_keys + place) = static_cast<const Bytes*>(p.k)[row * kWarp + lane];
+    *reinterpret_cast<Bytes*>(own_values + place) = static_cast<const Bytes*>(p.v)[row * kWarp + lane];
+    if (Code::kEncoded && lane == 0) {
+      store_f32(key_scales + static_cast<uint32_t>(at) * 4, p.k_scales[row]);
+      store_f32(value_scales + static_cast<uint32_t>(at) * 4, p.v_scales[row]);
+    }
   };
 
   // Earlier kernels of this step make the queries, and the keys and values of its tokens. Those of all tokens before
   // are copied while these kernels run (see overlap.cuh).
   SplitItem now{}, next{};
+  int32_t next_row = kNoRow;
   if (static_cast<int>(blockIdx.x) < items.count) {
     next = items.at(p, static_cast<int>(blockIdx.x));
-    const int new_row = next.position - next.split;
-    copy_keys(next, new_row);
-    __syncthreads();
-    copy_values(new_row);
+    next_row = row_of(next);
+    copy_keys(next_row);
+    copy_values(next_row);
     wait_for_earlier_kernels();
-    copy_row_async<kBytes, kChunk>(p.k, rows + warp * kChunk, warp_keys, lane, new_row - warp * kChunk);
-    if (Code::kEncoded && lane == 0 && new_row / kChunk == warp) copy_scales(new_row % kChunk);
-    commit_copies();
-    copy_row_async<kBytes, kSplit>(p.v, rows, values, threadIdx.x, new_row);
-    commit_copies();
   }
-  for (int item = static_cast<int>(blockIdx.x); item < items.count; item += static_cast<int>(gridDim.x)) {
+  uint32_t parity = 0;
+  for (int item = static_cast<int>(blockIdx.x); item < items.count; item += static_cast<int>(gridDim.x), parity ^= 1) {
     now = next;
     const bool has_next = item + static_cast<int>(gridDim.x) < items.count;
     const Sequence& sequence = now.sequence;
-    const int slot = now.slot, kv_head = now.kv_head, first_row = now.first_row;
-    const int32_t position = now.position, begin = now.begin, chunk = now.split + warp * kChunk;
+    const int kv_head = now.kv_head, first_row = now.first_row;
+    const int32_t first_key = now.split + warp * kWarpKeys;
 
-    // 1. Load the queries.
+    // 1. Load the queries, and the newest row.
     uint32_t q[kD / 16][4];
     load_queries<kD, Code::kEncoded>(q, p, kv_head, sequence.first_token, 1, first_row, lane);
+    bring_newest(now);
+    if constexpr (kNew) rotate_queries<kD>(q, p.new_rows.table + int64_t{sequence.first_token} * kD, lane);
 
-    // 2. Compute the scores of the warp's chunk, and the maximum up to and including it.
+    // 2. Compute the scores of the warp's keys, and their maximum.
     wait_for_copies<1>();  // all but the values
+    barrier_wait(keys_full, parity);
     __syncwarp();
-    float scores[kKeyTiles][4];
-    multiply_keys<kD, Code>(scores, q, warp_keys, lane);
-    [[maybe_unused]] ChunkScales scales_of_keys, scales_of_values;
+    float scores[kWarpTiles][4];
+    multiply_keys<kD, Panels, Code>(
+        scores,
+        [&](int step) {
+          return Fragment{{q[step][0], q[step][1], q[step][2], q[step][3]}};
+        },
+        keys, lane);
+    [[maybe_unused]] float2 scales_of_values[kWarpTiles];
     if constexpr (Code::kEncoded) {  // before the scales of the next item take their place
-      scales_of_keys.load(key_scales, lane);
-      scales_of_keys.multiply(scores);
-      scales_of_values.load(value_scales, lane);
+#pragma unroll
+      for (int t = 0; t < kWarpTiles; ++t) {
+        multiply_tile(scores[t], load_tile_scales(key_scales, t, lane));
+        scales_of_values[t] = load_tile_scales(value_scales, t, lane);
+      }
     }
     if (has_next) {  // the keys are not needed any more: their memory takes those of the next item
+      fence_shared_for_wgmma();
       __syncwarp();
       next = items.at(p, item + static_cast<int>(gridDim.x));
-      copy_keys(next);
+      next_row = row_of(next);
+      copy_keys(next_row);
     } else {
       commit_copies();  // an empty group keeps the counts of wait_for_copies right
     }
     scale.cap(scores);
     float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t)
+    for (int t = 0; t < kWarpTiles; ++t)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int32_t key = chunk + key_of(t, i, lane);
-        if (key > position || key < begin) scores[t][i] = -INFINITY;
+        const int32_t key = first_key + key_of(t, i, lane);
+        if (key > now.position || key < now.begin) scores[t][i] = -INFINITY;
         largest[i / 2] = fmaxf(largest[i / 2], scores[t][i]);
       }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float value = quad_max(largest[half]) * c;
-      if (lane % 4 == 0) chunk_max[warp][lane / 4 + half * 8] = value;
+      if (lane % 4 == 0) part_max[warp][lane / 4 + half * 8] = value;
     }
     __syncthreads();
-    const auto max_up_to = [&](int last, int row) {
-      float value = -INFINITY;
-      for (int i = 0; i <= last; ++i) value = fmaxf(value, chunk_max[i][row]);
-      return value;
-    };
 
-    // 3. Compute probabilities and their sums.
+    // 3. Compute probabilities. The first warp of a chunk begins the sums of its rows, the second one goes on.
+    const auto sum_of = [&](int chunk, int half) -> float& { return chunk_sum[chunk][lane / 4 + half * 8][lane % 4]; };
+    const auto add_probabilities = [&](float sum, int half) {
+#pragma unroll
+      for (int t = 0; t < kWarpTiles; ++t) {
+        sum += scores[t][2 * half];
+        sum += scores[t][2 * half + 1];
+      }
+      return sum;
+    };
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane / 4 + half * 8;
-      const float m = max_up_to(warp, row);
-      float sum = 0.0f;
+      float m = -INFINITY;  // up to the end of the chunk
 #pragma unroll
-      for (int t = 0; t < kKeyTiles; ++t) {
+      for (int part = 0; part < kWarps; ++part)
+        if (part / 2 <= warp / 2) m = fmaxf(m, part_max[part][row]);
+#pragma unroll
+      for (int t = 0; t < kWarpTiles; ++t) {
         float low = probability(scores[t][2 * half], c, m), high = probability(scores[t][2 * half + 1], c, m);
-        sum += low;
-        sum += high;
+        scores[t][2 * half] = low, scores[t][2 * half + 1] = high;
         if constexpr (Code::kEncoded)
-          low = __fmul_rn(low, scales_of_values.of[t].x), high = __fmul_rn(high, scales_of_values.of[t].y);
-        weight_rows[(row * kWeightPitch + warp * kChunk + t * 8) / 2 + lane % 4] = pack_bf16(low, high);
+          low = __fmul_rn(low, scales_of_values[t].x), high = __fmul_rn(high, scales_of_values[t].y);
+        weight_rows[(row * kWeightPitch + warp * kWarpKeys + t * 8) / 2 + lane % 4] = pack_bf16(low, high);
       }
-      chunk_sum[warp][row][lane % 4] = sum;
+      if (warp % 2 == 0) sum_of(warp / 2, half) = add_probabilities(0.0f, half);
     }
     wait_for_copies<1>();  // all but the keys of the next item
-    __syncthreads();
-
-    // 4. Add the values: each warp computes a quarter of head_dim, over the chunks in order.
-    float acc[kValueTiles][4] = {}, l[2] = {}, m[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int i = 0; i < kSplitChunks; ++i) {
+    for (int part = 0; part < kWarps; ++part)
+      barrier_wait(values_full + static_cast<uint32_t>(part) * kBarrierBytes, parity);
+    __syncthreads();
+    if (warp % 2 == 1)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) sum_of(warp / 2, half) = add_probabilities(sum_of(warp / 2, half), half);
+
+    // 4. Add the values: each warp computes some columns, over the chunks in order.
+    float acc[kValueTiles][4] = {}, m[2] = {-INFINITY, -INFINITY}, corrections[kSplitChunks][2];
+#pragma unroll
+    for (int chunk = 0; chunk < kSplitChunks; ++chunk) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = lane / 4 + half * 8;
-        const float next = fmaxf(m[half], chunk_max[i][row]), correction = rescale(m[half], next);
-        m[half] = next;
-        l[half] = fmaf(l[half], correction, chunk_sum[i][row][lane % 4]);
+        const float larger = fmaxf(m[half], fmaxf(part_max[2 * chunk][row], part_max[2 * chunk + 1][row]));
+        const float correction = rescale(m[half], larger);
+        m[half] = larger;
+        corrections[chunk][half] = correction;
 #pragma unroll
         for (int t = 0; t < kValueTiles; ++t) acc[t][2 * half] *= correction, acc[t][2 * half + 1] *= correction;
       }
+      if (warp >= kValueWarps) continue;
 #pragma unroll
-      for (int key = i * kChunk; key < (i + 1) * kChunk; key += 32) {
+      for (int part = 2 * chunk; part < 2 * chunk + 2; ++part) {
         uint32_t a[2][4];
 #pragma unroll
         for (int step = 0; step < 2; ++step)
-          load_matrices(a[step], weights + static_cast<uint32_t>(
-                                               (lane % 16 * kWeightPitch + key + step * 16 + lane / 16 * 8) * 2));
-        multiply_values<kD, Code>(acc, a, values + static_cast<uint32_t>(key * kPitch), warp * kValueTiles, lane);
+          load_matrices(a[step],
+                        weights + static_cast<uint32_t>(
+                                      (lane % 16 * kWeightPitch + part * kWarpKeys + step * 16 + lane / 16 * 8) * 2));
+        multiply_values<kD, Code>(acc, a, values + static_cast<uint32_t>(part) * Panels::kBytes, warp * kValueTiles,
+                                  lane);
       }
     }
+    __syncthreads();  // all sums are there
+    float l[2] = {};
+#pragma unroll
+    for (int chunk = 0; chunk < kSplitChunks; ++chunk)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) l[half] = fmaf(l[half], corrections[chunk][half], sum_of(chunk, half));
 
     // 5. Store the state, or the result where there is one split.
     const int splits = items.splits(now);
@@ -278,38 +380,34 @@ __global__ void __launch_bounds__(kThreads, Code::kEncoded ? 2 : 1) attention_de
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + lane / 4 + half * 8;
       float sum = quad_sum(l[half]);
-      if (row >= group) continue;
+      if (row >= group || warp >= kValueWarps) continue;
+      const auto element = [&](int t) { return warp * kValueTiles * 8 + element_of<Code::kEncoded>(t, lane); };
       if (splits == 1) {
         const float factor = final_factor(m[half], sum, p.sinks, kv_head * group + row);
 #pragma unroll
         for (int t = 0; t < kValueTiles; ++t) {
           const float2 pair = pair_of<Code::kEncoded>(acc, t, half);
-          *reinterpret_cast<uint32_t*>(y + row * kD + warp * kValueTiles * 8 + element_of<Code::kEncoded>(t, lane)) =
-              pack_bf16(pair.x * factor, pair.y * factor);
+          *reinterpret_cast<uint32_t*>(y + row * kD + element(t)) = pack_bf16(pair.x * factor, pair.y * factor);
         }
         continue;
       }
-      float* state = p.states + (int64_t{slot} * p.heads + kv_head * group + row) * (kD + 2);
-      if (warp == 0 && lane % 4 == 0) state[0] = m[half], state[1] = sum;
+      float* state = p.states + (int64_t{now.slot} * p.heads + kv_head * group + row) * (kD + 2);
+      if (warp == 0 && lane % 4 == 0) *reinterpret_cast<float2*>(state) = {m[half], sum};
 #pragma unroll
-      for (int t = 0; t < kValueTiles; ++t) {
-        const int d = warp * kValueTiles * 8 + element_of<Code::kEncoded>(t, lane);
-        const float2 pair = pair_of<Code::kEncoded>(acc, t, half);
-        state[2 + d] = pair.x, state[3 + d] = pair.y;
-      }
+      for (int t = 0; t < kValueTiles; ++t)
+        *reinterpret_cast<float2*>(state + 2 + element(t)) = pair_of<Code::kEncoded>(acc, t, half);
     }
-    __syncthreads();  // the next item overwrites shared memory
-    if (has_next) copy_values();
+    fence_shared_for_wgmma();  // the newest row comes before the copy that takes its place
+    __syncthreads();           // the next item overwrites shared memory
+    if (has_next) copy_values(next_row);
     // 6. The block that stores the last state of these rows merges all of them, in order.
     if (splits > 1) {
       if (threadIdx.x == 0) {
-        __threadfence();  // what the block stored before it met is there for whoever sees the count
-        is_last =
-            atomicInc(items.arrivals(p, now), static_cast<unsigned>(splits - 1)) == static_cast<unsigned>(splits - 1);
+        const auto last = static_cast<unsigned>(splits - 1);
+        is_last = arrive_counting(items.arrivals(p, now), last) == last;
       }
       __syncthreads();
       if (is_last) {
-        __threadfence();
         const int rows_here = min(group - first_row, kFragmentRows);
         const float* states =
             p.states + (int64_t{slot_start[now.index]} * p.heads + kv_head * group + first_row) * (kD + 2);
@@ -328,30 +426,44 @@ __global__ void __launch_bounds__(kThreads, Code::kEncoded ? 2 : 1) attention_de
   }
 }
 
+template <int kD, bool kNew, typename Code>
+cudaError_t launch_code(const AttentionParams& p, int64_t items, cudaStream_t stream) {
+  CacheMaps maps{};
+  if (const cudaError_t error = make_cache_maps<kD, Code>(maps, p, kWarpKeys); error != cudaSuccess) return error;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, kBlocks<kD, Code> * p.multiprocessors));
+  return launch_overlapped(
+      p.softcap > 0.0f ? attention_decode<kD, true, kNew, Code> : attention_decode<kD, false, kNew, Code>, dim3(blocks),
+      kThreads, static_cast<size_t>(kDecodeBytes<kD, Code>), stream, p, maps);
+}
 template <int kD>
 cudaError_t launch(const AttentionParams& p, int64_t items, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, 4 * p.multiprocessors));
-  return with_kv_code(p.code, [&](auto code) {
-    using Code = decltype(code);
-    return launch_overlapped(p.softcap > 0.0f ? attention_decode<kD, true, Code> : attention_decode<kD, false, Code>,
-                             dim3(blocks), kThreads, static_cast<size_t>(kDecodeBytes<kD, Code>), stream, p);
-  });
+  if (p.new_rows.table != nullptr) return launch_code<kD, true, PlainRows>(p, items, stream);
+  return with_kv_code(p.code, [&](auto code) { return launch_code<kD, false, decltype(code)>(p, items, stream); });
+}
+
+int64_t items_per_slot(const AttentionParams& p) { return p.kv_heads * ceil_div(p.heads / p.kv_heads, kFragmentRows); }
+
+// Whether a block computes a state, and not a warp (attention_decode_many.cu).
+bool are_few(const AttentionParams& p) {
+  // Keys and values of a split that are 256 wide exceed shared memory here.
+  if (p.head_dim == 256) return false;
+  // Copies of the other kernel begin at multiples of 128 bytes in shared memory, and so at even rows of 64.
+  const bool odd_rows = p.code != KvCode::none && p.head_dim == 64 && p.block_size % 2 != 0;
+  return odd_rows || p.sequences * items_per_slot(p) <= p.multiprocessors;
 }
 
 }  // namespace
 
+bool takes_new_rows(const AttentionParams& p) { return p.code == KvCode::none && are_few(p); }
+
 cudaError_t launch_attention_decode(const AttentionParams& p, cudaStream_t stream) {
   if (p.tokens == 0 || p.heads == 0) return cudaSuccess;
   if (p.tokens != p.sequences || p.states == nullptr || p.arrivals == nullptr || p.sequences > kMaxSequences ||
-      (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256))
+      (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256) ||
+      (p.new_rows.table != nullptr && !takes_new_rows(p)))
     return cudaErrorInvalidValue;
-  const int64_t per_slot = p.kv_heads * ceil_div(p.heads / p.kv_heads, kFragmentRows);
-  // Copies of the other kernel begin at multiples of 128 bytes in shared memory, and so at even rows of 64.
-  const bool odd_rows = p.code != KvCode::none && p.head_dim == 64 && p.block_size % 2 != 0;
-  // Keys and values of a split that are 256 wide exceed shared memory here.
-  if (p.head_dim == 256 || (p.sequences * per_slot > p.multiprocessors && !odd_rows))
-    return launch_attention_decode_many(p, stream);
-  return (p.head_dim == 64 ? launch<64> : launch<128>)(p, p.max_splits * per_slot, stream);
+  if (!are_few(p)) return launch_attention_decode_many(p, stream);
+  return (p.head_dim == 64 ? launch<64> : launch<128>)(p, p.max_splits * items_per_slot(p), stream);
 }
 
 }  // namespace eadem::kernels::cuda

@@ -9,14 +9,11 @@
 // query does not see may hold anything, even NaN: their scores are replaced, and their values set to 0. Codes of 8 bits
 // are numbers whatever they are, and are left.
 #include <algorithm>
-#include <bit>
-#include <utility>
 
+#include "eadem/kernels/cuda/attention/attention_panels.cuh"
 #include "eadem/kernels/cuda/attention/attention_splits.cuh"
-#include "eadem/kernels/cuda/attention/kv_codes.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
 #include "eadem/kernels/cuda/instructions/ring.cuh"
-#include "eadem/kernels/cuda/instructions/tensor_map.cuh"
 
 namespace eadem::kernels::cuda {
 
@@ -28,26 +25,14 @@ constexpr int kThreads = kWarps * kWarp;
 // tables of blocks wait behind these copies: with rings of 24 KB, 64 sequences of 4,096 keys take 3 % longer.
 constexpr int kRingBytes = 16 * 1024;
 
-// A stage has the keys or the values of some rows of a chunk: panels of 64 columns, as wgmma.cuh describes them, or of
-// 64 or 128 codes, whose pieces of 16 are permuted likewise.
+// A stage has the keys or the values of some rows of a chunk.
 template <int kD, typename Code>
-struct StageShape {
-  static constexpr uint32_t kRowBytes = kD * Code::kBytes;
-  static constexpr uint32_t kBytes = std::min<uint32_t>(kChunk * kRowBytes, kRingBytes / 2);
-  static constexpr int kStages = kRingBytes / static_cast<int>(kBytes);
-  static constexpr int kRows = static_cast<int>(kBytes / kRowBytes);
-  static constexpr int kParts = kChunk / kRows;  // stages of the keys of a chunk, and of its values
-  static constexpr uint32_t kPanelRow = std::min(kRowBytes, kPanelRowBytes);
-  static constexpr int kPanels = static_cast<int>(kRowBytes / kPanelRow);
-  static constexpr uint32_t kPanelBytes = kRows * kPanelRow;
-  static_assert(kRows % 16 == 0 && kParts * kRows == kChunk && kStages % 2 == 0 && (!Code::kEncoded || kParts == 1));
-
-  // The offset of a piece of 16 bytes of a row in a stage.
-  __device__ static uint32_t offset(int row, int piece) {
-    constexpr int kPieces = static_cast<int>(kPanelRow) / 16;
-    return static_cast<uint32_t>(piece / kPieces) * kPanelBytes + static_cast<uint32_t>(row) * kPanelRow +
-           static_cast<uint32_t>((piece % kPieces) ^ (kPieces == 8 ? row % 8 : row / 2 % 4)) * 16;
-  }
+struct StageShape : RowPanels<kD, Code, std::min(kChunk, kRingBytes / 2 / (kD * Code::kBytes))> {
+  using Panels = RowPanels<kD, Code, std::min(kChunk, kRingBytes / 2 / (kD * Code::kBytes))>;
+  static constexpr int kStages = kRingBytes / static_cast<int>(Panels::kBytes);
+  static constexpr int kParts = kChunk / Panels::kRows;  // stages of the keys of a chunk, and of its values
+  static_assert(Panels::kRows % 16 == 0 && kParts * Panels::kRows == kChunk && kStages % 2 == 0 &&
+                (!Code::kEncoded || kParts == 1));
 };
 // Heads of 256 leave no registers for queries: a lane has its fragments in shared memory.
 template <int kD>
@@ -58,13 +43,6 @@ template <int kD>
 constexpr uint32_t kQueriesBytes = kSharedQueries<kD> ? kD / 16 * kWarp * 16 : 0;  // of a warp
 // With codes: the scales of the keys and of the values of a chunk, for each stage of keys, which are every other one.
 constexpr uint32_t kScalesBytes = 2 * kChunk * 4;
-
-// The keys and values of the cache, as [rows, head_dim].
-struct CacheMaps {
-  CUtensorMap k, v;
-  int box_shift;    // log2 of the rows of a box
-  int block_shift;  // of those of a block of the cache, or negative if that is no power of two
-};
 
 // The stages of a warp's items, one after another: the keys of a chunk, then its values.
 template <typename Shape>
@@ -159,37 +137,6 @@ __device__ void copy_stage(const AttentionParams& p, const CacheMaps& maps, cons
   }
 }
 
-// Computes s[tile] = q . k for the keys of a stage, 8 keys a tile.
-// `q`: the queries' fragments, or none, and they are in shared memory.
-template <int kD, typename Code>
-__device__ void multiply_keys(float (*s)[4], const uint32_t (&q)[kQuerySteps<kD>][4], uint32_t queries, uint32_t keys,
-                              int lane) {
-  using Shape = StageShape<kD, Code>;
-  constexpr int kTiles = Shape::kRows / 8, kSteps = 4 / Code::kBytes;  // of four matrices of 16 bytes a row
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) s[tile][0] = s[tile][1] = s[tile][2] = s[tile][3] = 0.0f;
-    // Lane l addresses row l % 8 of the matrix of piece l / 8. Independent chains run side by side.
-#pragma unroll
-  for (int step = 0; step < kD / 16; step += kSteps) {
-    const uint32_t address = keys + Shape::offset(lane % 8, step * Code::kBytes + lane / 8);
-    uint32_t k[kTiles][4];
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) load_matrices(k[tile], address + tile * 8 * Shape::kPanelRow);
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      [[maybe_unused]] uint32_t shared_q[4];
-      if constexpr (kSharedQueries<kD>)
-        load_16(shared_q, queries + static_cast<uint32_t>((step + i) * kWarp + lane) * 16);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile)
-        if constexpr (kSharedQueries<kD>)
-          multiply_step<Code>(s[tile], shared_q, k[tile], i);
-        else
-          multiply_step<Code>(s[tile], q[step + i], k[tile], i);
-    }
-  }
-}
-
 // Adds the values of a stage: acc += weights v.
 template <int kD, typename Code>
 __device__ void multiply_values(float (&acc)[kD / 8][4], const uint32_t (*weights)[4], uint32_t values, int lane) {
@@ -213,14 +160,6 @@ __device__ void multiply_values(float (&acc)[kD / 8][4], const uint32_t (*weight
       }
     }
   }
-}
-
-// Counts an arrival, and starts again at 0 after `last`; returns the count before. What the warp stored before is there
-// for whoever sees the count.
-__device__ inline unsigned arrive_counting(unsigned* count, unsigned last) {
-  unsigned before;
-  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(count), "r"(last) : "memory");
-  return before;
 }
 
 // Merges the states of all splits of the item's rows, in order.
@@ -334,6 +273,16 @@ __global__ void __launch_bounds__(kThreads)
     } else {
       load_queries<kD, Code::kEncoded>(q, p, item.kv_head, item.sequence.first_token, 1, item.first_row, lane);
     }
+    const auto query = [&](int step) {
+      Fragment fragment;
+      if constexpr (kSharedQueries<kD>) {
+        load_16(fragment.r, queries + static_cast<uint32_t>(step * kWarp + lane) * 16);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) fragment.r[i] = q[step][i];
+      }
+      return fragment;
+    };
     float acc[kD / 8][4] = {}, l[2] = {}, m[2] = {-INFINITY, -INFINITY};
 
     for (int32_t chunk = Walk::first_chunk(item); chunk <= Walk::last_chunk(item); chunk += kChunk) {
@@ -344,7 +293,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int part = 0; part < Shape::kParts; ++part) {
         barrier_wait(full_at(place.stage), place.parity);
-        multiply_keys<kD, Code>(scores + part * (Shape::kRows / 8), q, queries, stage_at(place.stage), lane);
+        multiply_keys<kD, Shape, Code>(scores + part * (Shape::kRows / 8), query, stage_at(place.stage), lane);
         if constexpr (Code::kEncoded) {
           ChunkScales key_scales;
           key_scales.load(scales_at(place.stage), lane);
@@ -454,15 +403,7 @@ template <int kD, typename Code>
 cudaError_t launch(const AttentionParams& p, cudaStream_t stream) {
   using Shape = StageShape<kD, Code>;
   CacheMaps maps{};
-  const auto size = static_cast<uint64_t>(p.block_size);
-  const int shift = std::countr_zero(size);  // blocks begin at multiples of this power of two
-  maps.box_shift = std::min(shift, std::countr_zero(static_cast<unsigned>(Shape::kRows)));
-  maps.block_shift = std::has_single_bit(size) ? shift : -1;
-  for (const auto& [map, rows] : {std::pair(&maps.k, p.k), std::pair(&maps.v, p.v)})
-    if (const cudaError_t error = Code::kEncoded ? make_code_map(*map, rows, p.cache_rows, kD, 1 << maps.box_shift)
-                                                 : make_panel_map(*map, rows, p.cache_rows, kD, 1 << maps.box_shift, 1);
-        error != cudaSuccess)
-      return error;
+  if (const cudaError_t error = make_cache_maps<kD, Code>(maps, p, Shape::kRows); error != cudaSuccess) return error;
   const int64_t items = p.max_splits * p.kv_heads * ceil_div(p.heads / p.kv_heads, kFragmentRows);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, p.multiprocessors));
   const bool tall = p.heads / p.kv_heads > kFragmentRows / 2;

@@ -88,6 +88,14 @@ struct SplitItems {
   }
 };
 
+// Counts an arrival, and starts again at 0 after `last`; returns the count before. What the warp stored before is there
+// for whoever sees the count.
+__device__ inline unsigned arrive_counting(unsigned* count, unsigned last) {
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(count), "r"(last) : "memory");
+  return before;
+}
+
 // kPairs pairs of elements of a row's sum over splits, which are merged one after another.
 template <int kPairs>
 struct MergedState {

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/fusions/rope_append_attention.h"
+
+#include "eadem/ops/attention/attention.h"
+#include "eadem/ops/attention/kv_append.h"
+#include "eadem/ops/attention/rope.h"
+
+namespace eadem::fusions {
+
+namespace {
+
+// The values up to kBlockTable are the inputs, in port order.
+enum Value {
+  kQ,
+  kTable,
+  kK,
+  kV,
+  kSlots,
+  kCacheK,
+  kCacheV,
+  kQueryStart,
+  kKvLength,
+  kBlockTable,
+  kRotatedQ,
+  kRotatedK,
+  kNewCacheK,
+  kNewCacheV,
+  kY
+};
+
+ops::OpPtr make(std::span<const ops::Op* const> matched) {
+  const auto &q = matched[0]->attrs().get<kernels::RopeAttrs>(), &k = matched[1]->attrs().get<kernels::RopeAttrs>();
+  if (q != k) return nullptr;
+  return std::make_shared<RopeAppendAttention>(
+      kernels::RopeAppendAttentionAttrs{k, matched[3]->attrs().get<kernels::AttentionAttrs>()});
+}
+
+}  // namespace
+
+const Fusion& rope_append_attention() {
+  static const Fusion fusion{
+      .name = "rope_append_attention",
+      .nodes = {{"rope", {kQ, kTable}, {kRotatedQ}},
+                {"rope", {kK, kTable}, {kRotatedK}},
+                {"kv_append", {kRotatedK, kV, kSlots, kCacheK, kCacheV}, {kNewCacheK, kNewCacheV}},
+                {"attention", {kRotatedQ, kNewCacheK, kNewCacheV, kQueryStart, kKvLength, kBlockTable}, {kY}}},
+      .inputs = {kQ, kTable, kK, kV, kSlots, kCacheK, kCacheV, kQueryStart, kKvLength, kBlockTable},
+      .outputs = {kY, kNewCacheK, kNewCacheV},
+      .make = make};
+  return fusion;
+}
+
+RopeAppendAttention::RopeAppendAttention(const kernels::RopeAppendAttentionAttrs& attrs)
+    : FusedOp(rope_append_attention(),
+              {std::make_shared<ops::Rope>(attrs.rope), std::make_shared<ops::Rope>(attrs.rope),
+               std::make_shared<ops::KvAppend>(), std::make_shared<ops::Attention>(attrs.attention)}),
+      attrs_(attrs) {}
+
+std::vector<ops::Port> RopeAppendAttention::inputs() const {
+  using Role = ops::Port::Role;
+  return {{"q"},
+          {"table", Role::constant},
+          {"k"},
+          {"v"},
+          {"slots", Role::index},
+          {"cache_k", Role::state},
+          {"cache_v", Role::state},
+          {"query_start", Role::index},
+          {"kv_length", Role::index},
+          {"block_table", Role::index}};
+}
+
+std::vector<ops::Port> RopeAppendAttention::outputs() const {
+  std::vector<ops::Port> ports = part(3).outputs();
+  for (ops::Port& cache : part(2).outputs()) ports.push_back(std::move(cache));
+  return ports;
+}
+
+std::string RopeAppendAttention::attrs_text() const { return part(0).attrs_text() + " " + part(3).attrs_text(); }
+
+ops::Cost RopeAppendAttention::cost(ops::Pass /*pass*/, std::span<const TensorType> in,
+                                    std::span<const TensorType> /*out*/, const SymbolValues& symbols) const {
+  ops::Cost cost = parts_cost(in, symbols);
+  // The rotated queries and keys, which have the types of q and k, are neither written nor read again; the table is read
+  // once.
+  cost.bytes -= 2 * static_cast<double>(in[kQ].size_bytes(symbols) + in[kK].size_bytes(symbols));
+  cost.bytes -= static_cast<double>(in[kTable].size_bytes(symbols));
+  return cost;
+}
+
+void RopeAppendAttention::reference(ops::Pass pass, std::span<const ops::RefTensor> in,
+                                    std::span<ops::RefTensor> out) const {
+  ops::RefTensor rotated[] = {ref_zeros(in[kQ].shape), ref_zeros(in[kK].shape)};
+  part(0).reference(pass, in.first(2), {&rotated[0], 1});
+  const ops::RefTensor keys[] = {in[kK], in[kTable]};
+  part(1).reference(pass, keys, {&rotated[1], 1});
+  const ops::RefTensor appended[] = {rotated[1], in[kV], in[kSlots], in[kCacheK], in[kCacheV]};
+  part(2).reference(pass, appended, out.subspan(1));
+  const ops::RefTensor attended[] = {rotated[0], out[1], out[2], in[kQueryStart], in[kKvLength], in[kBlockTable]};
+  part(3).reference(pass, attended, out.first(1));
+}
+
+}  // namespace eadem::fusions
