@@ -90,7 +90,8 @@ TEST_P(CudaCaches, RunOnTensorCores) {
   const pipeline::Program& program = *engine->programs().programs().front()->program;
   int attentions = 0;
   for (size_t n = 0; n < program.graph().nodes().size(); ++n)
-    if (program.graph().nodes()[n].op->name() == "attention") {
+    if (const std::string_view op = program.graph().nodes()[n].op->name();
+        op == "attention" || op == "rope_append_attention") {
       EXPECT_EQ(program.choices()[n].kernel->name, "cuda_mma");
       ++attentions;
     }

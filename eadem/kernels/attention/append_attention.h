@@ -3,7 +3,8 @@
 // rope_append_attention, the fusion: queries and keys of a step's tokens are rotated by the same table, the keys and
 // values are appended to the cache, and the queries attend to it (rope.h, kv_append.h, attention.h).
 //
-//   inputs   q [tokens, heads, head_dim], table [tokens, rotary_dim] f32, k, v [tokens, kv_heads, head_dim] of the dtype
+//   inputs   q [tokens, heads, head_dim], table [tokens, rotary_dim] f32, k, v [tokens, kv_heads, head_dim] of the
+//   dtype
 //            of q, slots, cache_k, cache_v (state), as of rope_qk_append; query_start, kv_length, block_table, as of
 //            attention, which is cached and has no sinks. The slot of a token is that of its position in the blocks of
 //            its sequence, or negative.

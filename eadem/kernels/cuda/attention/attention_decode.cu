@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
   // The scales of the warp's keys, and kSplit behind them those of their values.
   const uint32_t key_scales = weights + kWeightsBytes + static_cast<uint32_t>(warp * kWarpKeys) * 4,
                  value_scales = key_scales + kSplit * 4;
-  const uint32_t keys_full = shared_address(&barriers[0][warp]), values_full = shared_address(barriers[1]);
+  const uint32_t keys_full = shared_address(&barriers[0][warp]), values_full = shared_address(&barriers[1][warp]);
   const uint64_t policy = l2_policy<L2Policy::evict_first>();
   const ScoreScale<kCapped> scale(p);
   const float c = scale.c;
@@ -205,25 +205,22 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
     commit_copies();
   };
   const auto copy_values = [&](int32_t row) {
-    copy_part(p.v, maps.v, row, shared_address(own_values), values_full + static_cast<uint32_t>(warp) * kBarrierBytes);
+    copy_part(p.v, maps.v, row, shared_address(own_values), values_full);
     commit_copies();
   };
   // Brings the newest row, by the warp that has it.
-  const auto bring_newest = [&](const SplitItem& i) {
+  const auto bring_newest = [&](const SplitItem& i, int64_t row, bool is_new) {
     const int at = i.position - i.split - warp * kWarpKeys;
     if (at < 0 || at >= kWarpKeys) return;
     if constexpr (kNew) {
-      const int64_t token = i.sequence.first_token, slot = p.new_rows.slots[token];
-      if (slot >= 0) {
-        const int64_t block = slot / p.block_size, row = (block * (p.kv_heads - 1) + i.kv_head) * p.block_size + slot;
-        bring_new_row<kD>(p, token, i.kv_head, row, i.first_row == 0, own_keys, own_values, at, lane);
+      if (is_new) {
+        bring_new_row<kD>(p, i.sequence.first_token, i.kv_head, row, i.first_row == 0, own_keys, own_values, at, lane);
         return;
       }
     }
     constexpr int kBytes = static_cast<int>(Panels::kRowBytes) / kWarp;
     using Bytes = std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>;
     static_assert(sizeof(Bytes) == kBytes);
-    const int64_t row = key_row(p, i.sequence, i.kv_head, i.position);
     const uint32_t place = Panels::offset(at, lane * kBytes / 16) + static_cast<uint32_t>(lane * kBytes % 16);
     *reinterpret_cast<Bytes*>(own_keys + place) = static_cast<const Bytes*>(p.k)[row * kWarp + lane];
     *reinterpret_cast<Bytes*>(own_values + place) = static_cast<const Bytes*>(p.v)[row * kWarp + lane];
@@ -237,11 +234,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
   // are copied while these kernels run (see overlap.cuh).
   SplitItem now{}, next{};
   int32_t next_row = kNoRow;
+  // Where the cache has, or is to have, the newest row of `next`; and whether the row is new.
+  int64_t newest_row = 0;
+  bool is_new = false;
+  const auto look_up_newest = [&] {
+    newest_row = key_row(p, next.sequence, next.kv_head, next.position);
+    if constexpr (kNew) is_new = p.new_rows.slots[next.sequence.first_token] >= 0;
+  };
   if (static_cast<int>(blockIdx.x) < items.count) {
     next = items.at(p, static_cast<int>(blockIdx.x));
     next_row = row_of(next);
     copy_keys(next_row);
     copy_values(next_row);
+    look_up_newest();
     wait_for_earlier_kernels();
   }
   uint32_t parity = 0;
@@ -255,7 +260,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
     // 1. Load the queries, and the newest row.
     uint32_t q[kD / 16][4];
     load_queries<kD, Code::kEncoded>(q, p, kv_head, sequence.first_token, 1, first_row, lane);
-    bring_newest(now);
+    bring_newest(now, newest_row, is_new);
     if constexpr (kNew) rotate_queries<kD>(q, p.new_rows.table + int64_t{sequence.first_token} * kD, lane);
 
     // 2. Compute the scores of the warp's keys, and their maximum.
@@ -283,6 +288,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
       next = items.at(p, item + static_cast<int>(gridDim.x));
       next_row = row_of(next);
       copy_keys(next_row);
+      look_up_newest();
     } else {
       commit_copies();  // an empty group keeps the counts of wait_for_copies right
     }
@@ -313,16 +319,21 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
       }
       return sum;
     };
+    float m[2] = {-INFINITY, -INFINITY}, corrections[kSplitChunks][2];  // of all chunks
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane / 4 + half * 8;
-      float m = -INFINITY;  // up to the end of the chunk
+      float m_here = -INFINITY;  // up to the end of the warp's chunk
 #pragma unroll
-      for (int part = 0; part < kWarps; ++part)
-        if (part / 2 <= warp / 2) m = fmaxf(m, part_max[part][row]);
+      for (int chunk = 0; chunk < kSplitChunks; ++chunk) {
+        const float larger = fmaxf(m[half], fmaxf(part_max[2 * chunk][row], part_max[2 * chunk + 1][row]));
+        corrections[chunk][half] = rescale(m[half], larger);
+        m[half] = larger;
+        if (chunk == warp / 2) m_here = larger;
+      }
 #pragma unroll
       for (int t = 0; t < kWarpTiles; ++t) {
-        float low = probability(scores[t][2 * half], c, m), high = probability(scores[t][2 * half + 1], c, m);
+        float low = probability(scores[t][2 * half], c, m_here), high = probability(scores[t][2 * half + 1], c, m_here);
         scores[t][2 * half] = low, scores[t][2 * half + 1] = high;
         if constexpr (Code::kEncoded)
           low = __fmul_rn(low, scales_of_values[t].x), high = __fmul_rn(high, scales_of_values[t].y);
@@ -331,28 +342,21 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
       if (warp % 2 == 0) sum_of(warp / 2, half) = add_probabilities(0.0f, half);
     }
     wait_for_copies<1>();  // all but the keys of the next item
-#pragma unroll
-    for (int part = 0; part < kWarps; ++part)
-      barrier_wait(values_full + static_cast<uint32_t>(part) * kBarrierBytes, parity);
+    barrier_wait(values_full, parity);
     __syncthreads();
     if (warp % 2 == 1)
 #pragma unroll
       for (int half = 0; half < 2; ++half) sum_of(warp / 2, half) = add_probabilities(sum_of(warp / 2, half), half);
 
     // 4. Add the values: each warp computes some columns, over the chunks in order.
-    float acc[kValueTiles][4] = {}, m[2] = {-INFINITY, -INFINITY}, corrections[kSplitChunks][2];
+    float acc[kValueTiles][4] = {};
 #pragma unroll
     for (int chunk = 0; chunk < kSplitChunks; ++chunk) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = lane / 4 + half * 8;
-        const float larger = fmaxf(m[half], fmaxf(part_max[2 * chunk][row], part_max[2 * chunk + 1][row]));
-        const float correction = rescale(m[half], larger);
-        m[half] = larger;
-        corrections[chunk][half] = correction;
+      for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int t = 0; t < kValueTiles; ++t) acc[t][2 * half] *= correction, acc[t][2 * half + 1] *= correction;
-      }
+        for (int t = 0; t < kValueTiles; ++t)
+          acc[t][2 * half] *= corrections[chunk][half], acc[t][2 * half + 1] *= corrections[chunk][half];
       if (warp >= kValueWarps) continue;
 #pragma unroll
       for (int part = 2 * chunk; part < 2 * chunk + 2; ++part) {
