@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "eadem/kernels/elementwise.h"
 
 namespace eadem::kernels::cuda {
@@ -19,6 +21,24 @@ __device__ inline float activate(ActivationKind kind, float x) {
     case ActivationKind::relu2: return x > 0.0f || isnan(x) ? x * x : 0.0f;
   }
   return x;
+}
+
+// The same for neighbouring values, with one branch for all of them.
+template <int kWidth>
+__device__ inline void activate(ActivationKind kind, float (&values)[kWidth]) {
+  const auto each = [&](auto constant) {
+#pragma unroll
+    for (int n = 0; n < kWidth; ++n) values[n] = activate(decltype(constant)::value, values[n]);
+  };
+  using enum ActivationKind;
+  switch (kind) {
+    case silu: return each(std::integral_constant<ActivationKind, silu>());
+    case gelu: return each(std::integral_constant<ActivationKind, gelu>());
+    case gelu_tanh: return each(std::integral_constant<ActivationKind, gelu_tanh>());
+    case relu: return each(std::integral_constant<ActivationKind, relu>());
+    case sigmoid: return each(std::integral_constant<ActivationKind, sigmoid>());
+    case relu2: return each(std::integral_constant<ActivationKind, relu2>());
+  }
 }
 
 // The derivative of `activate`.

@@ -138,6 +138,17 @@ __device__ inline T block_sum(T value) {
 }
 __device__ inline float block_max(float value) { return block_reduce(value, -INFINITY, Max{}); }
 __device__ inline uint64_t block_max(uint64_t value) { return block_reduce(value, uint64_t{0}, Max{}); }
+// The same in half of the instructions.
+__device__ inline uint32_t block_max(uint32_t value) {
+  __shared__ uint32_t warps[kWarp];
+  value = __reduce_max_sync(kAllLanes, value);
+  if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  const uint32_t lane = threadIdx.x % kWarp;
+  value = __reduce_max_sync(kAllLanes, lane < blockDim.x / kWarp ? warps[lane] : 0);
+  __syncthreads();  // the next call overwrites `warps`
+  return value;
+}
 
 // --- Launching.
 

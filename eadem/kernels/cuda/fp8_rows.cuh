@@ -64,9 +64,9 @@ class Divisor {
 
 // The magnitudes of values as integers, whose order is theirs; NaN is the largest.
 template <int kWidth>
-__device__ inline uint64_t largest_magnitude(uint64_t largest, const float (&values)[kWidth]) {
+__device__ inline uint32_t largest_magnitude(uint32_t largest, const float (&values)[kWidth]) {
 #pragma unroll
-  for (int n = 0; n < kWidth; ++n) largest = max(largest, uint64_t{__float_as_uint(values[n]) & 0x7fffffffu});
+  for (int n = 0; n < kWidth; ++n) largest = max(largest, __float_as_uint(values[n]) & 0x7fffffffu);
   return largest;
 }
 // The scale of a row whose largest magnitude is `most`.
@@ -75,9 +75,7 @@ __device__ inline float e4m3_scale_of(uint32_t most) {
   return most < kInfinity ? __uint_as_float(most) / kLargestE4m3 : __uint_as_float(0x7fc00000u);
 }
 // By all threads of a block, given the largest magnitude of each thread's values.
-__device__ inline float e4m3_scale(uint64_t largest) {
-  return e4m3_scale_of(static_cast<uint32_t>(block_max(largest)));
-}
+__device__ inline float e4m3_scale(uint32_t largest) { return e4m3_scale_of(block_max(largest)); }
 
 // Stores the codes of eight values at a multiple of 8 bytes.
 __device__ inline void store_codes(uint8_t* codes, const float (&values)[8], float scale) {
@@ -88,6 +86,7 @@ __device__ inline void store_codes(uint8_t* codes, const float (&values)[8], flo
 }
 
 // The same by fewer instructions a value, for kernels that have many rows: a Divisor takes longer to make.
+inline constexpr int kFewQuantizedRows = 256;
 __device__ inline void store_codes(uint8_t* codes, const float (&values)[8], const Divisor& divided) {
   uint32_t words[2] = {0, 0};
 #pragma unroll

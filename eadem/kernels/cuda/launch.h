@@ -153,9 +153,6 @@ struct QuantizeRowsParams {
   float* scales;   // [rows]
   int64_t rows, columns;
   DType dtype;
-  // [rows, columns] dtype, or null. Not null: activation(x) * factor, rounded to dtype, is what becomes codes.
-  const void* factor = nullptr;
-  ActivationKind activation = {};
 };
 [[nodiscard]] cudaError_t launch_quantize_rows(const QuantizeRowsParams& params, cudaStream_t stream);
 
@@ -166,7 +163,8 @@ struct QuantizeChunksParams {
   const void* x;  // [rows, columns] dtype
   Int8ChunkPlanes to;
   DType dtype;
-  const void* factor = nullptr;  // as QuantizeRowsParams has it
+  // [rows, columns] dtype, or null. Not null: activation(x) * factor, rounded to dtype, is what becomes codes.
+  const void* factor = nullptr;
   ActivationKind activation = {};
 };
 [[nodiscard]] cudaError_t launch_quantize_chunks(const QuantizeChunksParams& params, cudaStream_t stream);

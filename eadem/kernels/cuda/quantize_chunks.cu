@@ -25,8 +25,9 @@ __global__ void __launch_bounds__(kWarps* kWarp) quantize_chunks(const __grid_co
   if constexpr (kGated) {
     float factors[8];
     load_vector(factors, static_cast<const T*>(p.factor) + first);
+    activate(p.activation, values);
 #pragma unroll
-    for (int n = 0; n < 8; ++n) values[n] = rounded<T>(activate(p.activation, values[n]) * factors[n]);
+    for (int n = 0; n < 8; ++n) values[n] = rounded<T>(values[n] * factors[n]);
   }
   store_chunk(p.to, at / chunks, at % chunks, values, lane);
 }

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads) quantize_blocks(QuantizeBlocksParams
   const T* x = static_cast<const T*>(p.x);
   wait_for_earlier_kernels();
   float values[kTurns][kWidth];
-  uint64_t largest = 0;
+  uint32_t largest = 0;
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
     const int64_t row = first_row + turn * kRowsAtOnce;

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads) find_largest(QuantizeTensorParams p)
     load_vector(values, x + i);
     largest = largest_bits(largest, values);
   }
-  const auto most = static_cast<uint32_t>(block_max(uint64_t{largest}));
+  const uint32_t most = block_max(largest);
   if (threadIdx.x == 0) p.parts[blockIdx.x] = most;
 }
 
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads) quantize_tile(QuantizeTensorParams p
     most = __float_as_uint(p.scaling[0]);
   } else {
     for (int i = threadIdx.x; i < num_parts; i += kThreads) most = max(most, p.parts[i]);
-    most = static_cast<uint32_t>(block_max(uint64_t{most}));
+    most = block_max(most);
   }
   constexpr float kLargest = kE5m2 ? 57344.0f : kLargestE4m3;
   const float scale = most < kInfinity ? __uint_as_float(most) / kLargest : __uint_as_float(kNan);
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) quantize_tile(QuantizeTensorParams p
     to[0] = words[0], to[1] = words[1];
   }
   if (p.records) {
-    const auto largest = static_cast<uint32_t>(block_max(uint64_t{seen}));
+    const uint32_t largest = block_max(seen);
     if (threadIdx.x == 0) atomicMax(reinterpret_cast<uint32_t*>(p.scaling) + 1, largest < kInfinity ? largest : kNan);
   }
   if (p.transposed == nullptr) return;

@@ -223,16 +223,11 @@ struct LinearRequest {
   KernelRequest request;
 };
 
-// Rounds rows to the encoding of `to`, as quantize does; with `factor` what they are activated and multiplied to.
-void round_rows(const TensorView& to, const TensorView& values, cudaStream_t stream, const void* factor = nullptr,
-                ActivationKind kind = {}) {
+// Rounds rows to the encoding of `to`, as quantize does.
+void round_rows(const TensorView& to, const TensorView& values, cudaStream_t stream) {
   if (to.encoding == &Int8Chunks::instance()) {
-    EADEM_CUDA_CALL(launch_quantize_chunks({.x = elements(values),
-                                            .to = int8_chunk_planes(to),
-                                            .dtype = values.dtype,
-                                            .factor = factor,
-                                            .activation = kind},
-                                           stream));
+    EADEM_CUDA_CALL(
+        launch_quantize_chunks({.x = elements(values), .to = int8_chunk_planes(to), .dtype = values.dtype}, stream));
     return;
   }
   EADEM_CUDA_CALL(launch_quantize_rows({.x = elements(values),
@@ -240,9 +235,7 @@ void round_rows(const TensorView& to, const TensorView& values, cudaStream_t str
                                         .scales = static_cast<float*>(to.plane(1)),
                                         .rows = values.shape[0],
                                         .columns = values.shape[1],
-                                        .dtype = values.dtype,
-                                        .factor = factor,
-                                        .activation = kind},
+                                        .dtype = values.dtype},
                                        stream));
 }
 
@@ -364,13 +357,17 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
   p.weight = operand_data(up), p.weight_scales = scales_of(up);
   p.y = scratch + product.up_at;
   product.up.run(p, scratch);
-  if (product.rounds) {
-    round_rows(y, TensorView(results, y.dtype, y.shape), device.stream(), p.y, product.kind);
-  } else {
-    EADEM_CUDA_CALL(
-        launch_gated_activation({.a = results, .b = p.y, .y = results, .size = p.tokens * p.out, .dtype = y.dtype},
-                                product.kind, device.stream()));
+  if (product.rounds && y.encoding == &Int8Chunks::instance()) {
+    EADEM_CUDA_CALL(launch_quantize_chunks(
+        {.x = results, .to = int8_chunk_planes(y), .dtype = y.dtype, .factor = p.y, .activation = product.kind},
+        device.stream()));
+    return;
   }
+  EADEM_CUDA_CALL(
+      launch_gated_activation({.a = results, .b = p.y, .y = results, .size = p.tokens * p.out, .dtype = y.dtype},
+                              product.kind, device.stream()));
+  // Two launches are the faster ones: a block that has a row does nothing else while its loads are on their way.
+  if (product.rounds) round_rows(y, TensorView(results, y.dtype, y.shape), device.stream());
 }
 
 PlanPtr prepare_gated(const KernelRequest& request, Context& context) {
