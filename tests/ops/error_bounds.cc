@@ -111,10 +111,18 @@ Bounds layer_norm(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inpu
   return result;
 }
 
-// A soft cap's slope is 1 - t^2, whose t has the error of its argument and of the hyperbolic tangent.
+// A soft cap's slope is 1 - t^2, whose t has the error of its argument and of the hyperbolic tangent. At a limit that a
+// rounding may reach the slope may be any.
 Bounds scale(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
   const auto attrs = op.attrs().get<kernels::ScaleAttrs>();
-  if (attrs.softcap == 0) return relative(kU, expected);
+  if (attrs.softcap == 0) {
+    Bounds result = relative(kU, expected);
+    const double limit = static_cast<double>(attrs.limit), factor = std::fabs(static_cast<double>(attrs.factor));
+    for (size_t i = 0; pass == Pass::backward && limit > 0 && i < result[0].size(); ++i)
+      if (std::fabs(factor * std::fabs(in[0].data[i]) - limit) <= kU * limit)
+        result[0][i] = factor * std::fabs(in[1].data[i]);
+    return result;
+  }
   const double cap = static_cast<double>(attrs.softcap), factor = std::fabs(static_cast<double>(attrs.factor));
   Bounds result = exact(expected);
   for (size_t i = 0; i < result[0].size(); ++i) {

@@ -107,8 +107,8 @@ std::vector<Workload> elementwise(const ops::OpPtr& op) {
 
 std::vector<Workload> scale() {
   std::vector<Workload> all = elementwise(std::make_shared<ops::Scale>(kernels::ScaleAttrs{-0.22f}));
-  for (Workload& row : elementwise(std::make_shared<ops::Scale>(kernels::ScaleAttrs{1.5f, 0.7f})))
-    all.push_back(std::move(row));
+  for (const kernels::ScaleAttrs& attrs : {kernels::ScaleAttrs{1.5f, 0.7f}, {.factor = -1.5f, .limit = 0.6f}})
+    for (Workload& row : elementwise(std::make_shared<ops::Scale>(attrs))) all.push_back(std::move(row));
   return all;
 }
 

@@ -52,6 +52,14 @@ void mul(float* y, const float* a, const float* b, int64_t n) {
 
 void scale(float* y, const float* x, int64_t n, const ScaleAttrs& attrs) {
   const Vec factor = set(attrs.factor);
+  if (attrs.limit > 0)
+    return map(
+        y, n,
+        [factor, limit = set(attrs.limit)](Vec v) {
+          const Vec scaled = hn::Mul(v, factor);  // NaN stays
+          return hn::IfThenElse(hn::Gt(hn::Abs(scaled), limit), hn::CopySign(limit, scaled), scaled);
+        },
+        x);
   if (attrs.softcap > 0)
     map(
         y, n,
@@ -65,6 +73,13 @@ void scale(float* y, const float* x, int64_t n, const ScaleAttrs& attrs) {
 }
 
 void scale_backward(float* dx, const float* x, const float* dy, int64_t n, const ScaleAttrs& attrs) {
+  if (attrs.limit > 0)
+    return map(
+        dx, n,
+        [factor = set(attrs.factor), limit = set(attrs.limit)](Vec v, Vec g) {
+          return hn::IfThenZeroElse(hn::Gt(hn::Abs(hn::Mul(v, factor)), limit), hn::Mul(g, factor));
+        },
+        x, dy);
   if (attrs.softcap == 0) return scale(dx, dy, n, attrs);
   const Vec factor = set(attrs.factor), one = set(1.0f), inverse = set(1.0f / attrs.softcap);
   map(

@@ -87,13 +87,13 @@ PlanPtr prepare_activation_backward(const KernelRequest& request, Context&) {
 
 PlanPtr prepare_scale(const KernelRequest& request, Context&) {
   return make_plan([attrs = request.attrs.get<ScaleAttrs>()](const KernelCall& call) {
-    EADEM_CUDA_CALL(launch_scale(unary_params(call), attrs.factor, attrs.softcap, stream_of(call)));
+    EADEM_CUDA_CALL(launch_scale(unary_params(call), attrs, stream_of(call)));
   });
 }
 
 PlanPtr prepare_scale_backward(const KernelRequest& request, Context&) {
   return make_plan([attrs = request.attrs.get<ScaleAttrs>()](const KernelCall& call) {
-    EADEM_CUDA_CALL(launch_scale_backward(binary_params(call), attrs.factor, attrs.softcap, stream_of(call)));
+    EADEM_CUDA_CALL(launch_scale_backward(binary_params(call), attrs, stream_of(call)));
   });
 }
 

@@ -31,14 +31,20 @@ struct Same {
 };
 
 struct Scale {
-  float factor, softcap;
+  ScaleAttrs attrs;
   __device__ float operator()(float x) const {
-    return softcap == 0.0f ? factor * x : softcap * tanhf(factor * x / softcap);
+    const auto [factor, softcap, limit] = attrs;
+    if (softcap > 0.0f) return softcap * tanhf(factor * x / softcap);
+    return limit > 0.0f ? clamp(factor * x, limit) : factor * x;
   }
+  // NaN stays NaN.
+  static __device__ float clamp(float x, float limit) { return fabsf(x) > limit ? copysignf(limit, x) : x; }
 };
 struct ScaleGradient {
-  float factor, softcap;
+  ScaleAttrs attrs;
   __device__ float operator()(float x, float dy) const {
+    const auto [factor, softcap, limit] = attrs;
+    if (limit > 0.0f && fabsf(factor * x) > limit) return 0.0f;
     if (softcap == 0.0f) return factor * dy;
     const float t = tanhf(factor * x / softcap);
     return dy * factor * (1.0f - t * t);
@@ -187,15 +193,15 @@ cudaError_t launch_activation_backward(const BinaryParams& p, ActivationKind kin
   return launch_pairs(p, ActivateGradient{kind}, stream);
 }
 
-cudaError_t launch_scale(const UnaryParams& p, float factor, float softcap, cudaStream_t stream) {
+cudaError_t launch_scale(const UnaryParams& p, const ScaleAttrs& attrs, cudaStream_t stream) {
   if (p.size == 0) return cudaSuccess;
   return with_f32_or_bf16(p.x_dtype, [&](auto element) {
     using T = decltype(element);
-    return launch_elements<T, T>(p, Scale{factor, softcap}, stream);
+    return launch_elements<T, T>(p, Scale{attrs}, stream);
   });
 }
-cudaError_t launch_scale_backward(const BinaryParams& p, float factor, float softcap, cudaStream_t stream) {
-  return launch_pairs(p, ScaleGradient{factor, softcap}, stream);
+cudaError_t launch_scale_backward(const BinaryParams& p, const ScaleAttrs& attrs, cudaStream_t stream) {
+  return launch_pairs(p, ScaleGradient{attrs}, stream);
 }
 
 cudaError_t launch_activation(const UnaryParams& p, ActivationKind kind, cudaStream_t stream) {

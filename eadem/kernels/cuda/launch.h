@@ -100,10 +100,10 @@ struct UnaryParams {
   int64_t size;
   DType x_dtype, y_dtype;
 };
-// y = factor * x, or softcap * tanh(factor * x / softcap) if there is one; x_dtype == y_dtype
-[[nodiscard]] cudaError_t launch_scale(const UnaryParams& params, float factor, float softcap, cudaStream_t stream);
+// y = factor * x, with the soft cap or the limit if there is one; x_dtype == y_dtype
+[[nodiscard]] cudaError_t launch_scale(const UnaryParams& params, const ScaleAttrs& attrs, cudaStream_t stream);
 // y = b times the derivative of that at a; y may be b
-[[nodiscard]] cudaError_t launch_scale_backward(const BinaryParams& params, float factor, float softcap,
+[[nodiscard]] cudaError_t launch_scale_backward(const BinaryParams& params, const ScaleAttrs& attrs,
                                                 cudaStream_t stream);
 // x_dtype == y_dtype
 [[nodiscard]] cudaError_t launch_activation(const UnaryParams& params, ActivationKind kind, cudaStream_t stream);

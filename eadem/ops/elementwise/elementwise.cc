@@ -136,23 +136,30 @@ Scale::Scale(const kernels::ScaleAttrs& attrs) : attrs_(attrs) {
     throw InvalidArgument("scale: factor is {}; expected a finite number", attrs.factor);
   if (!std::isfinite(attrs.softcap) || attrs.softcap < 0)
     throw InvalidArgument("scale: softcap is {}; expected 0 (none) or a finite number above", attrs.softcap);
+  if (!std::isfinite(attrs.limit) || attrs.limit < 0 || (attrs.limit > 0 && attrs.softcap > 0))
+    throw InvalidArgument("scale: limit is {}; expected 0 (none) or a finite number above, without a softcap",
+                          attrs.limit);
 }
 
 std::string Scale::attrs_text() const {
-  return fmt::format("factor={}{}", attrs_.factor,
-                     attrs_.softcap > 0 ? fmt::format(" softcap={}", attrs_.softcap) : "");
+  return fmt::format("factor={}{}{}", attrs_.factor,
+                     attrs_.softcap > 0 ? fmt::format(" softcap={}", attrs_.softcap) : "",
+                     attrs_.limit > 0 ? fmt::format(" limit={}", attrs_.limit) : "");
 }
 
 void Scale::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTensor> out) const {
   const double factor = static_cast<double>(attrs_.factor), cap = static_cast<double>(attrs_.softcap);
+  const double limit = attrs_.limit > 0 ? static_cast<double>(attrs_.limit) : HUGE_VAL;
   for (size_t i = 0; i < out[0].data.size(); ++i) {
     const double scaled = factor * in[0].data[i], t = cap > 0 ? std::tanh(scaled / cap) : 0;
-    const double y = cap > 0 ? cap * t : scaled;
-    out[0].data[i] = pass == Pass::backward ? in[1].data[i] * factor * (1 - t * t) : y;
+    const double y = cap > 0 ? cap * t : std::clamp(scaled, -limit, limit);
+    const double slope = std::abs(scaled) > limit ? 0 : factor * (1 - t * t);
+    out[0].data[i] = pass == Pass::backward ? in[1].data[i] * slope : y;
   }
 }
 
 double Scale::flops_per_element(Pass pass) const {
+  if (attrs_.limit > 0) return 3;
   return attrs_.softcap > 0 ? 2 * kTranscendentalFlops + (pass == Pass::backward ? 5 : 3) : 1;
 }
 

@@ -58,7 +58,7 @@ class Mul final : public ElementwiseOp {
 
 class Scale final : public ElementwiseOp {
  public:
-  // Throws InvalidArgument unless both attributes are finite and softcap >= 0.
+  // Throws InvalidArgument unless all attributes are finite, softcap and limit >= 0, and one of these 0.
   explicit Scale(const kernels::ScaleAttrs& attrs);
 
   std::string_view name() const override { return "scale"; }
