@@ -121,6 +121,20 @@ TEST_F(MultimodalFiles, TheHeadIsTiedWhereThereIsNone) {
   }
 }
 
+// transformers ties no head of these types, though their configurations may say so.
+TEST_F(MultimodalFiles, SomeTypesTieNothing) {
+  const Checkpoint golden_model = open_checkpoint(golden("mistral3_multimodal"));
+  for (const char* type : {"voxtral", "qwen2_audio", "llama4"}) {
+    const io::JsonReader stated = io::JsonReader::read(golden("mistral3_multimodal") + "/config.json");
+    io::JsonValue config = io::parse_json(io::to_json(stated.value()), type);
+    config.set("model_type", type).set("tie_word_embeddings", true);
+    const Checkpoint other = copy(
+        "mistral3_multimodal", [](std::string name) { return name; }, io::to_json(config));
+    EXPECT_FALSE(other.model->info().tied) << type;
+    expect_same_parameters(golden_model, other);
+  }
+}
+
 // The configuration of a published Gemma 3 of 4 billion parameters, which leaves the most to transformers' defaults.
 TEST(Multimodal, SizesThatAreNotStatedAreThoseOfTransformers) {
   const auto model = model_of(R"({"architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999,

@@ -22,6 +22,7 @@ namespace {
 struct MultimodalType {
   std::string_view name;
   std::string_view text_type;  // of a text_config that does not state its model_type
+  bool ties = true;            // false: a head in the files is used, whatever the configuration says of it
 };
 constexpr MultimodalType kMultimodalTypes[] = {{"gemma3", "gemma3_text"},
                                                {"gemma4", "gemma4_text"},
@@ -39,9 +40,9 @@ constexpr MultimodalType kMultimodalTypes[] = {{"gemma3", "gemma3_text"},
                                                {"qwen3_vl", "qwen3_vl_text"},
                                                {"qwen3_5", "qwen3_5_text"},
                                                {"qwen3_5_moe", "qwen3_5_moe_text"},
-                                               {"llama4", "llama4_text"},
-                                               {"voxtral", "llama"},
-                                               {"qwen2_audio", "qwen2"}};
+                                               {"llama4", "llama4_text", false},
+                                               {"voxtral", "llama", false},
+                                               {"qwen2_audio", "qwen2", false}};
 
 // What transformers takes for keys that a text_config does not have and a text model's config.json must have. `as` is
 // the text model that computes the same: these rotate by positions on several axes, which are one in a text.
@@ -198,7 +199,9 @@ io::JsonReader text_config_of(const io::JsonReader& config, const io::WeightSour
   }
   set_text_type(text, type.text_type, config);
   // The whole model ties its head, whatever its text_config says of one.
-  if (const io::JsonValue* tied = whole.find("tie_word_embeddings"); tied != nullptr && !tied->is_null())
+  if (!type.ties)
+    text.set("tie_word_embeddings", weights != nullptr && !has_head(*weights));
+  else if (const io::JsonValue* tied = whole.find("tie_word_embeddings"); tied != nullptr && !tied->is_null())
     text.set("tie_word_embeddings", *tied);
   else if (weights != nullptr)
     text.set("tie_word_embeddings", !has_head(*weights));
