@@ -54,6 +54,7 @@ constexpr GgufName kWholeNames[] = {{"model.embed_tokens.weight", "token_embd.we
                                     {"model.norm.weight", "output_norm.weight"},
                                     {"model.norm.bias", "output_norm.bias"},
                                     {"lm_head.weight", "output.weight"},
+                                    {"lm_head.bias", "output.bias"},
                                     {"model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"},
                                     {"model.per_layer_model_projection.weight", "per_layer_model_proj.weight"},
                                     {"model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight"}};

@@ -62,20 +62,23 @@ TEST(TensorParallel, GoldenModelsOnTwoThreeAndFourRanks) {
   };
   // smollm2: 3 heads that share one key-value head, 131 words, an MLP of 52: nothing but the heads divides by 3.
   // llama, qwen2 and qwen3 on 4 ranks have 2 key-value heads. qwen2: biases of q, k and v; qwen2 and qwen3 are tied.
-  for (const Row& row : {Row{"llama", 2},         Row{"qwen2", 2},
-                         Row{"qwen3", 2},         Row{"mistral", 2},
-                         Row{"smollm2", 3},       Row{"llama", 4},
-                         Row{"qwen2", 4},         Row{"qwen3", 4},
-                         Row{"qwen3_moe", 2},     Row{"qwen3_moe", 4},
-                         Row{"deepseek_v3", 2},   Row{"deepseek_v3", 4},
-                         Row{"deepseek_v32", 3},  Row{"granitemoehybrid", 2},
-                         Row{"falcon_h1", 2},     Row{"nemotron_h_moe", 2},
-                         Row{"lfm2", 3},          Row{"qwen3_next_all", 2},
-                         Row{"llama4", 3},        Row{"llama4_plain", 2},
-                         Row{"gemma4", 2},        Row{"gemma4_equal", 2},
-                         Row{"gemma4_equal", 4},  Row{"gemma4_experts", 2},
-                         Row{"mistral4", 3},      Row{"longcat_flash", 2},
-                         Row{"longcat_flash", 3}, Row{"longcat_flash", 4}}) {
+  for (const Row& row : {Row{"llama", 2},          Row{"qwen2", 2},
+                         Row{"qwen3", 2},          Row{"mistral", 2},
+                         Row{"smollm2", 3},        Row{"llama", 4},
+                         Row{"qwen2", 4},          Row{"qwen3", 4},
+                         Row{"qwen3_moe", 2},      Row{"qwen3_moe", 4},
+                         Row{"deepseek_v3", 2},    Row{"deepseek_v3", 4},
+                         Row{"deepseek_v32", 3},   Row{"granitemoehybrid", 2},
+                         Row{"falcon_h1", 2},      Row{"nemotron_h_moe", 2},
+                         Row{"lfm2", 3},           Row{"qwen3_next_all", 2},
+                         Row{"llama4", 3},         Row{"llama4_plain", 2},
+                         Row{"gemma4", 2},         Row{"gemma4_equal", 2},
+                         Row{"gemma4_equal", 4},   Row{"gemma4_experts", 2},
+                         Row{"mistral4", 3},       Row{"longcat_flash", 2},
+                         Row{"longcat_flash", 3},  Row{"longcat_flash", 4},
+                         Row{"gpt2_scaled", 2},    Row{"gpt2_scaled", 4},
+                         Row{"cohere2_full", 3},   Row{"ernie4_5_moe_bias", 3},
+                         Row{"falcon_h1_bias", 2}, Row{"nemotron_h_bias", 2}}) {
     SCOPED_TRACE(fmt::format("{} on {} ranks", row.model, row.ranks));
     const models::Checkpoint checkpoint = models::open_checkpoint(golden(row.model));
     compare(*checkpoint.model, row.ranks, weights_of(checkpoint));

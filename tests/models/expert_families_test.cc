@@ -249,7 +249,6 @@ TEST(ExpertFamilies, DefaultRopeOfGptOssIsWritten) {
 TEST(ExpertFamilies, WhatIsNotComputedIsRefused) {
   EXPECT_HAS(refusal([] { parse(small("qwen2_moe").set("use_sliding_window", true).set("sliding_window", nullptr)); }),
              "'sliding_window' is null; expected an integer");
-  EXPECT_HAS(refusal([] { parse(small("ernie4_5_moe").set("use_bias", true)); }), "'use_bias' is true");
   const auto gguf = [](io::JsonValue json) { return refusal([&] { parse(json).to_gguf(); }); };
   EXPECT_EQ(gguf(small("mixtral")), "");
   EXPECT_HAS(gguf(small("glm4_moe").set("n_group", 2)), "groups of experts, which GGUF's glm4moe");

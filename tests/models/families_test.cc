@@ -193,8 +193,7 @@ TEST(FamilyConfigs, WhatIsNotComputedIsRefused) {
     EXPECT_HAS(refused(hybrid, "hidden_act", "gelu"), "'hidden_act' is \"gelu\"; ");
     EXPECT_HAS(refused(hybrid, "hidden_act", "gelu"), "have silu alone");
   }
-  EXPECT_HAS(refused("gpt2", "scale_attn_by_inverse_layer_idx", true), "only false is honoured");
-  EXPECT_HAS(refused("gpt2", "scale_attn_weights", false), "only true is honoured");
+  EXPECT_HAS(refused("cohere2_full", "sliding_window", nullptr), "'sliding_window' is null; expected an integer");
   EXPECT_HAS(refused("gpt2", "add_cross_attention", true), "'add_cross_attention'");
   EXPECT_HAS(refused("granite", "attention_multiplier", "wide"), "attention_multiplier");
   EXPECT_HAS(refused("olmo2", "clip_qkv", 8.0), "'clip_qkv'");

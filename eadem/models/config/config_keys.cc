@@ -152,7 +152,6 @@ constexpr InertKey kInertKeys[] = {
     {"block_out_init_scale", "lfm2", kAny, Writer::other, kTraining},
     {"block_use_xavier_init", "lfm2", kAny, Writer::other, kTraining},
     {"conv_use_xavier_init", "lfm2", kAny, Writer::other, kTraining},
-    {"clip_qkv", "olmoe", "null", Writer::transformers, "limits q, k and v when it is a number"},
     {"experts_per_token", "gpt_oss", kAny, Writer::other, "num_experts_per_tok is what is read"},
     {"initial_context_length", "gpt_oss", kAny, Writer::other, "rope_scaling says it"},
     {"scoring_func", "minimax_m2", "\"sigmoid\"", Writer::other, "is so of all models of this type"},

@@ -65,7 +65,9 @@ struct ModelConfig {
   bool attention_out_bias = false;   // o has a bias
   double query_pre_attn_scalar = 0;  // its root divides q . k; 0: head_dim
   double attention_multiplier = 0;   // factor on q . k; 0: query_pre_attn_scalar says it
+  bool scores_per_layer = false;     // q . k of layer N is divided by N + 1
   double attention_softcap = 0;      // of scores; 0: none
+  double clip_qkv = 0;               // limit of the elements of q, k and v, before they rotate; 0: none
   bool mlp_bias = false;
   bool qk_norm = false;
   bool parallel_residual = false;  // attention and MLP read the same

@@ -15,6 +15,7 @@ namespace {
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kPositions = "model.embed_positions.weight";
 constexpr const char* kHead = "lm_head.weight";
+constexpr const char* kHeadBias = "lm_head.bias";
 constexpr const char* kStreamHead = "hc_head";
 constexpr HeadOrder kOrders[] = {HeadOrder::halves, HeadOrder::interleaved};
 
@@ -64,6 +65,7 @@ std::vector<ParameterInfo> parameters_of(const DecoderSpec& spec) {
     modules::list_parameters(spec.streams, true, std::string("model.") + kStreamHead + ".", list);
   modules::list_parameters(spec.norm, spec.hidden, "model.", list);
   if (!spec.tied) list.push_back({kHead, Shape{spec.vocab, spec.hidden}});
+  if (spec.head_bias) list.push_back({kHeadBias, Shape{spec.vocab}});
   return list;
 }
 
@@ -140,8 +142,9 @@ ValueId Decoder::finish(BuildContext& context, ValueId x) const {
 
 ValueId Decoder::head(BuildContext& context, ValueId hidden) const {
   return scoped(context, "lm_head", -1, [&] {
-    const ValueId logits =
-        modules::LmHead(spec_.vocab, spec_.hidden, spec_.tied ? kEmbedding : kHead, spec_.tied).build(context, hidden);
+    const ValueId logits = modules::LmHead(spec_.vocab, spec_.hidden, spec_.tied ? kEmbedding : kHead, spec_.tied,
+                                           spec_.head_bias ? kHeadBias : "")
+                               .build(context, hidden);
     if (spec_.logit_scale == 1 && spec_.logit_softcap == 0) return logits;
     return context.graph.add1(
         std::make_shared<ops::Scale>(kernels::ScaleAttrs{.factor = static_cast<float>(spec_.logit_scale),

@@ -16,6 +16,7 @@ struct DecoderSpec {
   std::vector<modules::LayerSpec> layers;
   modules::NormSpec norm{.name = "norm"};     // after the last layer
   bool tied = false;                          // the head reads the embedding's matrix
+  bool head_bias = false;                     // on the logits, with the head's or the embedding's matrix
   int64_t positions = 0;                      // learned positions, added to the embeddings; 0: none
   double logit_scale = 1;                     // factor on the logits
   double logit_softcap = 0;                   // of the logits; 0: none

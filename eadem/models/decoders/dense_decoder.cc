@@ -12,7 +12,7 @@ modules::RopeConfig rope_of(const ModelConfig& config, const DenseTraits& traits
   const bool windowed = config.layer_windows[static_cast<size_t>(layer)] > 0;
   const auto& nope = config.nope_layers;
   if (traits.learned_positions || std::find(nope.begin(), nope.end(), layer) != nope.end() ||
-      (traits.rotates_windowed_layers_only && !windowed && largest_window(config.layer_windows) > 0))
+      (traits.rotates_windowed_layers_only && !windowed))
     return {.rotary_dim = 0};
   modules::RopeConfig rope{.theta = config.rope_theta,
                            .rotary_dim = config.rotary_dim,

@@ -23,7 +23,7 @@ struct DenseTraits {
   bool interleaved = false;                   // pairs (2i, 2i + 1) rotate, in files too
   bool scales_full_layers_only = false;       // layers with a window have no rope scaling
   bool learned_positions = false;             // in the place of a rotation
-  bool rotates_windowed_layers_only = false;  // where any layer has a window
+  bool rotates_windowed_layers_only = false;  // layers without a window rotate nothing
 };
 
 DecoderSpec dense_decoder(const ModelConfig& config, const DenseTraits& traits);

@@ -128,6 +128,7 @@ DecoderSpec moe_decoder(const ModelConfig& config, const modules::MoeMlp::Config
                 .qk_norm_eps = config.qk_norm ? std::optional(eps) : std::nullopt,
                 .window = config.layer_windows[static_cast<size_t>(layer)],
                 .chunk = config.layer_chunks.empty() ? 0 : config.layer_chunks[static_cast<size_t>(layer)],
+                .clip = config.clip_qkv,
                 .rope = rope},
         .mlp = dense,
         .before_mixer = modules::NormSpec{"input_layernorm", eps},

@@ -17,10 +17,14 @@ ValueId LmHead::build(BuildContext& context, ValueId hidden) const {
   const ValueId weight =
       context.graph.add_parameter(weight_name_, TensorType(type.dtype, {vocab_, hidden_}, type.encoding),
                                   /*shard_axis=*/0);
+  const bool has_bias = !bias_name_.empty();
+  const ValueId bias = has_bias ? context.graph.add_parameter(bias_name_, TensorType(DType::f32, {vocab_}),
+                                                              /*shard_axis=*/0)
+                                : pipeline::kNoValue;
   return context.graph.add1(
       std::make_shared<ops::Linear>(kernels::LinearAttrs{
-          .has_bias = false, .out_dtype = DType::f32, .matmul_input = config.precision.matmul_input.value}),
-      {hidden, weight});
+          .has_bias = has_bias, .out_dtype = DType::f32, .matmul_input = config.precision.matmul_input.value}),
+      {hidden, weight, bias});
 }
 
 }  // namespace eadem::modules

@@ -26,6 +26,13 @@ ValueId CausalAttention::build_projection(BuildContext& context, const char* nam
                               x);
 }
 
+ValueId CausalAttention::clipped(BuildContext& context, const char* name, ValueId flat) const {
+  if (config_.clip == 0) return flat;
+  const Graph::Scope scope(context.graph, name);
+  return context.graph.add1(
+      std::make_shared<ops::Scale>(kernels::ScaleAttrs{.limit = static_cast<float>(config_.clip)}), {flat});
+}
+
 ValueId CausalAttention::split(BuildContext& context, const char* name, int64_t heads, ValueId flat) const {
   const Graph::Scope scope(context.graph, name);
   return context.graph.add1(std::make_shared<ops::Reshape>(std::vector<int64_t>{heads, config_.head_dim}), {flat});
@@ -45,7 +52,7 @@ ValueId CausalAttention::build_heads(BuildContext& context, const Names& names, 
     const Graph::Scope scope(context.graph, names.rope);
     return Rope(config_.rope).build(context, value);
   };
-  flat = normalize(QkNorm::whole, all_heads * config_.head_dim, flat);
+  flat = clipped(context, names.projection, normalize(QkNorm::whole, all_heads * config_.head_dim, flat));
   const ValueId each = normalize(QkNorm::per_head, config_.head_dim, split(context, names.projection, own_heads, flat));
   const ValueId rotated = rotate(each);
   return normalize(QkNorm::weightless_after_rope, config_.head_dim,
@@ -67,7 +74,9 @@ KvValues CausalAttention::build_kv(BuildContext& context, ValueId x) const {
       select("k_heads", build_heads(context, {"k_proj", "k_norm", "k_rope"}, config_.kv_heads, made, keys));
   ValueId v =
       split(context, "v_proj", made,
-            config_.keys_are_values ? keys : build_projection(context, "v_proj", config_.kv_heads, parallel, x));
+            config_.keys_are_values
+                ? keys
+                : clipped(context, "v_proj", build_projection(context, "v_proj", config_.kv_heads, parallel, x)));
   if (config_.value_norm) {
     const Graph::Scope scope(graph, "v_norm");
     v = RmsNorm(config_.head_dim, *config_.qk_norm_eps).build_weightless(context, v);

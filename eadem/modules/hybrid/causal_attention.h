@@ -9,7 +9,7 @@
 namespace eadem::modules {
 
 // Multi-head causal self-attention with grouped keys and values:
-//   q, k, v = projections of x, normalized with `qk_norm_eps`, rotated and q times its temperature;
+//   q, k, v = projections of x, normalized with `qk_norm_eps`, limited by `clip`, rotated and q times its temperature;
 //   y = o_proj(attention(q, k, v)).
 // Parameters: q_proj, k_proj, v_proj, g_proj, o_proj (.weight, .bias), q_norm.weight, k_norm.weight, sinks. There is no
 // v_proj where keys are values, and nothing of k and v where these are another layer's.
@@ -31,6 +31,7 @@ class CausalAttention {
     int64_t window = 0;  // 0: unlimited
     int64_t chunk = 0;   // tokens see those of their own chunk of so many positions; 0: no chunks. Not beside a window
     double softcap = 0;  // of scores; 0: none
+    double clip = 0;     // limit of the elements of q, k and v behind whole norms, before other norms; 0: none
     bool sinks = false;  // a number per head joins the scores; see kernels/attention/attention.h
     bool gated = false;  // what o_proj reads is times the sigmoid of g_proj(x)
     RopeConfig rope;
@@ -60,6 +61,8 @@ class CausalAttention {
   ValueId build_heads(BuildContext& context, const Names& names, int64_t all_heads, int64_t own_heads,
                       ValueId flat) const;
   ValueId split(BuildContext& context, const char* name, int64_t heads, ValueId flat) const;
+  // Limits the elements of q, k or v.
+  ValueId clipped(BuildContext& context, const char* name, ValueId flat) const;
   KvValues build_kv(BuildContext& context, ValueId x) const;
 
   Config config_;

@@ -188,13 +188,17 @@ void list_experts(const MoeMlp::Config& config, const std::string& mlp, std::vec
     if (config.expert_bias) list.push_back({mlp + "experts." + name + ".bias", Shape{config.experts, out}});
   };
   const int64_t width = config.expert_width();
-  if (config.latent > 0) list.push_back({mlp + "fc1_latent_proj.weight", Shape{config.latent, config.hidden}});
+  const auto add_latent = [&](const char* name, int64_t out, int64_t in) {
+    if (config.latent > 0) list.push_back({mlp + name + ".weight", Shape{out, in}});
+    if (config.latent > 0 && config.latent_bias) list.push_back({mlp + name + ".bias", Shape{out}});
+  };
+  add_latent("fc1_latent_proj", config.latent, config.hidden);
   if (config.gated) add("gate_proj", config.ffn, width);
   add("up_proj", config.ffn, width);
   add("down_proj", width, config.ffn);
-  if (config.latent > 0) list.push_back({mlp + "fc2_latent_proj.weight", Shape{config.hidden, config.latent}});
+  add_latent("fc2_latent_proj", config.hidden, config.latent);
   if (!config.shared) return;
-  list_dense({.hidden = config.hidden, .ffn = config.shared->ffn, .gated = config.gated},
+  list_dense({.hidden = config.hidden, .ffn = config.shared->ffn, .bias = config.shared->bias, .gated = config.gated},
              mlp + config.shared->name + ".", list);
   if (config.shared->gated) list.push_back({mlp + "shared_expert_gate.weight", Shape{1, config.hidden}});
 }

@@ -89,6 +89,7 @@ ValueId MoeMlp::build_shared(BuildContext& context, ValueId x) const {
     y = DenseMlp({.hidden = config_.hidden,
                   .ffn = shared.ffn,
                   .activation = config_.activation,
+                  .bias = shared.bias,
                   .gated = config_.gated,
                   .clamped = config_.clamped},
                  layer_)
@@ -111,7 +112,8 @@ ValueId MoeMlp::build(BuildContext& context, ValueId x, ValueId router_x) const 
   const HardwareConfig& hardware = context.hardware.of(Role::mlp, layer_);
   const auto project = [&](const char* name, int64_t in, int64_t out, ValueId value) {
     if (config_.latent == 0) return value;
-    return LinearFactory::build(context, {.name = name, .in = in, .out = out, .hardware = &hardware}, value);
+    return LinearFactory::build(
+        context, {.name = name, .in = in, .out = out, .bias = config_.latent_bias, .hardware = &hardware}, value);
   };
   const ValueId read = project("fc1_latent_proj", config_.hidden, config_.latent, x);
   const auto with_weights = [&](bool weighted, ValueId value) {

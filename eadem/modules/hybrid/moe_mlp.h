@@ -19,9 +19,9 @@ namespace eadem::modules {
 // to scores for the choice, gate.e_score_correction_bias [choices], which stay f32; experts.gate_proj.weight and
 // experts.up_proj.weight [experts, ffn, hidden], experts.down_proj.weight [experts, hidden, ffn], each with .bias
 // [experts, outputs]; those of a DenseMlp below the name of the shared expert, and shared_expert_gate.weight [1,
-// hidden]; fc1_latent_proj.weight [latent, hidden] and fc2_latent_proj.weight [hidden, latent], with experts of that
-// width; gate.scale [hidden], the weight of the router's norm, and per_expert_scale [choices]; gate.tid2eid
-// [token_table, top_k], whole numbers in f32, the experts of each token where they are not chosen.
+// hidden]; fc1_latent_proj.weight [latent, hidden] and fc2_latent_proj.weight [hidden, latent], each with .bias, with
+// experts of that width; gate.scale [hidden], the weight of the router's norm, and per_expert_scale [choices];
+// gate.tid2eid [token_table, top_k], whole numbers in f32, the experts of each token where they are not chosen.
 class MoeMlp {
  public:
   // An expert that computes all tokens.
@@ -29,6 +29,7 @@ class MoeMlp {
     std::string name;  // its scope: "shared_experts"
     int64_t ffn = 0;
     bool gated = false;  // times the sigmoid of shared_expert_gate(x)
+    bool bias = false;   // of all its projections
   };
 
   struct Config {
@@ -46,6 +47,7 @@ class MoeMlp {
     std::optional<SharedExpert> shared;
     bool gated = true;   // experts have a gate_proj, and the shared one has
     int64_t latent = 0;  // width of what experts read and write; 0: hidden
+    bool latent_bias = false;
     bool weighs_input = false;
     // The router reads the root mean square norm of its input, with weights gate.scale / sqrt(hidden). None: the input.
     std::optional<double> router_norm_eps;

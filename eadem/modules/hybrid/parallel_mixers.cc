@@ -13,7 +13,7 @@ ValueId ParallelMixers::build(BuildContext& context, ValueId x) const {
   };
   const auto mamba = [&] {
     const Graph::Scope scope(graph, "mamba");
-    return scaled(config_.mamba_out, Mamba2(config_.mamba, layer_).build(context, x));
+    return scaled(config_.mamba_out, Mamba2(config_.mamba, layer_).build(context, scaled(config_.mamba_in, x)));
   };
   const auto attention = [&] {
     const Graph::Scope scope(graph, "self_attn");

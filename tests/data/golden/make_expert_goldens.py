@@ -45,6 +45,11 @@ FAMILIES = {
         type="olmoe", prompt=40,
         config=dict(hidden_size=24, intermediate_size=12, num_experts=6, num_experts_per_tok=3,
                     num_key_value_heads=2, rope_parameters=rope(10000.0))),
+    # A limit that queries, keys and values meet.
+    "olmoe_clip": dict(
+        type="olmoe", prompt=40, classic=None,
+        config=dict(hidden_size=24, intermediate_size=10, num_attention_heads=3, num_key_value_heads=1, num_experts=5,
+                    num_experts_per_tok=2, clip_qkv=0.9, norm_topk_prob=True, rope_parameters=rope(10000.0))),
     # A window in the first of three layers, the second of which has an MLP; no biases of q, k and v.
     "qwen2_moe_window": dict(
         type="qwen2_moe", prompt=40, classic=None,
@@ -69,6 +74,12 @@ FAMILIES = {
         type="ernie4_5_moe", prompt=40, classic=None,
         config=dict(hidden_size=24, intermediate_size=28, num_attention_heads=4, num_key_value_heads=2,
                     moe_num_experts=5, moe_k=2, moe_intermediate_size=8, moe_num_shared_experts=2,
+                    moe_layer_start_index=1, tie_word_embeddings=True, rope_parameters=rope(500000.0))),
+    # Biases of attention, of MLPs, of what computes every token, and of the head, whose matrix is the embeddings'.
+    "ernie4_5_moe_bias": dict(
+        type="ernie4_5_moe", prompt=40, classic=None,
+        config=dict(hidden_size=24, intermediate_size=28, num_attention_heads=3, num_key_value_heads=1,
+                    moe_num_experts=5, moe_k=2, moe_intermediate_size=8, moe_num_shared_experts=1, use_bias=True,
                     moe_layer_start_index=1, tie_word_embeddings=True, rope_parameters=rope(500000.0))),
     "mixtral_window": dict(
         type="mixtral", prompt=40, classic=None,
@@ -99,7 +110,7 @@ FAMILIES = {
     # Yarn with a blend, and queries that grow every five positions; a first layer without experts, groups worth their
     # best two, experts in stacked tensors.
     "mistral4": dict(
-        type="mistral4", prompt=42, classic=None,
+        type="mistral4", prompt=42,
         config=dict(hidden_size=24, intermediate_size=28, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=20,
                     vocab_size=64, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=9,
                     first_k_dense_replace=1, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=8,
@@ -110,7 +121,7 @@ FAMILIES = {
     # What a GGUF file can state: yarn's usual betas. Of four frequencies the first is kept, the second is blended and the
     # others are divided; queries grow every 21 positions.
     "mistral4_usual": dict(
-        type="mistral4", prompt=42, classic=None,
+        type="mistral4", prompt=42,
         config=dict(hidden_size=24, intermediate_size=28, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=20,
                     vocab_size=64, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=9,
                     first_k_dense_replace=1, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=8,

@@ -223,11 +223,22 @@ FAMILIES = {
         type="gpt2", prompt=40, classic=None,
         config=dict(n_embd=35, n_head=5, n_layer=1, n_positions=96, n_inner=50, activation_function="relu",
                     tie_word_embeddings=False)),
+    # Scores that the width of heads does not divide, but the layer does.
+    "gpt2_scaled": dict(
+        type="gpt2", prompt=40, classic=None,
+        config=dict(n_embd=24, n_head=4, n_layer=3, n_positions=96, n_inner=32, tie_word_embeddings=True,
+                    scale_attn_weights=False, scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True)),
     # Three layers that rotate, with a window, and one of neither.
     "cohere2": dict(
         type="cohere2", prompt=40,
         config=dict(num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, sliding_window=8,
                     logit_scale=0.5, tie_word_embeddings=True, rope_parameters=rope(50000.0))),
+    # No layer has the window, and so none rotates.
+    "cohere2_full": dict(
+        type="cohere2", prompt=40, classic=None,
+        config=dict(num_attention_heads=3, num_key_value_heads=1, sliding_window=8, logit_scale=0.5,
+                    hidden_size=30, layer_types=["full_attention"] * 2, tie_word_embeddings=True,
+                    rope_parameters=rope(50000.0))),
     "glm4": dict(
         type="glm4", prompt=40, classic=None,
         config=dict(num_attention_heads=3, num_key_value_heads=1, head_dim=12, attention_bias=True,

@@ -60,6 +60,13 @@ HYBRIDS = {
         config=FALCON | dict(hidden_size=24, num_hidden_layers=2, mamba_d_ssm=40, mamba_n_heads=4, mamba_n_groups=2, mamba_d_state=7,
                              mamba_chunk_size=16, mamba_rms_norm=True, mamba_norm_before_gate=True,
                              attention_in_multiplier=1.1, tie_word_embeddings=True, rope_parameters=rope(10000.0))),
+    # Biases of all projections, beside multipliers of what they read and of what they make.
+    "falcon_h1_bias": dict(
+        type="falcon_h1", prompt=40, classic=None,
+        config=FALCON | dict(hidden_size=24, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=2,
+                             mamba_d_ssm=24, mamba_n_heads=4, mamba_n_groups=2, mamba_d_state=6, mamba_chunk_size=16,
+                             attention_in_multiplier=1.1, mamba_proj_bias=True, projectors_bias=True,
+                             attention_bias=True, mlp_bias=True, rope_parameters=rope(10000.0))),
     # One mixer or MLP in each layer.
     "nemotron_h": dict(
         type="nemotron_h", prompt=40, classic=None,
@@ -72,6 +79,13 @@ HYBRIDS = {
                     n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=10, moe_latent_size=14,
                     moe_shared_expert_intermediate_size=12, routed_scaling_factor=1.5, norm_topk_prob=True,
                     layers_block_type=["linear_attention", "moe", "full_attention", "moe"])),
+    # Biases of MLPs, of the expert that computes every token and of the projections around experts, which have none.
+    "nemotron_h_bias": dict(
+        type="nemotron_h", prompt=40, classic=None,
+        config=dict(head_dim=8, ssm_state_size=8, mamba_num_heads=4, mamba_head_dim=6, n_groups=2, chunk_size=16,
+                    n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=10, moe_latent_size=14,
+                    moe_shared_expert_intermediate_size=12, mlp_bias=True,
+                    layers_block_type=["linear_attention", "mlp", "full_attention", "moe"])),
     # Gated convolutions around a layer of attention; the width of MLPs as it is stated.
     "lfm2": dict(
         type="lfm2", prompt=40, classic=None,
@@ -164,7 +178,7 @@ def write_step(out, name, config, weights):
             gradients = tensors_of_file(config, ((k, p.grad) for k, p in model.named_parameters()))
             result[key] = {"loss": loss.item(), "gradients": {k: g.double().norm().item() for k, g in gradients}}
     names = list(result["f32"]["gradients"])
-    if name == "nemotron_h_moe":
+    if config.model_type == "nemotron_h":
         names += [f"backbone.layers.{i}.mixer.gate.e_score_correction_bias"
                   for i, kind in enumerate(config.layers_block_type) if kind == "moe"]
     result["gguf_names"] = gguf_names(config, names)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Command R7B and Command A: attention and MLP side by side on one layer norm without a bias; layers with a window
-// rotate pairs (2i, 2i + 1), the others, every fourth, nothing; logits are scaled.
+// rotate pairs (2i, 2i + 1), the others, every fourth or all, nothing; logits are scaled.
 // Source: transformers, models/cohere2; llama.cpp, src/models/cohere2.cpp (facts only).
 #include "eadem/models/decoders/dense_decoder.h"
 
@@ -22,8 +22,8 @@ void read_cohere2_json(const io::JsonReader& config, ModelConfig& result) {
   result.parallel_residual = true;
   const int64_t pattern = config.optional_integer("sliding_window_pattern", 1, kMaxLayers).value_or(kCohere2Pattern);
   read_windows(config, result, pattern, 4096);
-  if (largest_window(result.layer_windows) == 0)
-    throw Unsupported("{}: no layer has a window, and none would rotate", config.file());
+  if (config.value().find("sliding_window") != nullptr && !config.has("sliding_window"))
+    config.fail("sliding_window", "an integer, as transformers needs, though no layer may have it");
   config.ignore("order_of_interleaved_layers", "layer_types or sliding_window_pattern say it");
   config.ignore("rotary_pct", "is 1 in all models of this type");
 }
@@ -32,15 +32,20 @@ void write_cohere2_json(const ModelConfig& config, io::JsonValue& json) {
   write_rope(config, json);
   json.set("attention_bias", config.attention_bias);
   write_windows(config, json);
+  if (largest_window(config.layer_windows) > 0) return;
+  json.set("sliding_window", config.max_position_embeddings).set("layer_types", layer_types_of(config));
 }
 
 void read_cohere2_gguf(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
   read_biases(file, prefix, result);
   result.parallel_residual = true;
+  file.integer(prefix + "attention.sliding_window", 1, kMaxExtent);  // must be there
   set_windows(result, result.layer_windows[0], kCohere2Pattern);
 }
 
 void write_cohere2_gguf(const ModelConfig& config, const std::string&, io::GgufMetadata&) {
+  if (largest_window(config.layer_windows) == 0)
+    throw Unsupported("layers that rotate nothing and no windows, which GGUF's cohere2 architecture cannot state");
   require_windows(config, kCohere2Pattern, "cohere2");
 }
 

@@ -61,7 +61,7 @@ DecoderSpec exaone4_decoder(const ModelConfig& config) {
                                 .after_mixer = "post_attention_layernorm",
                                 .before_mlp = "",
                                 .after_mlp = "post_feedforward_layernorm",
-                                .rotates_windowed_layers_only = true});
+                                .rotates_windowed_layers_only = largest_window(config.layer_windows) > 0});
 }
 
 }  // namespace

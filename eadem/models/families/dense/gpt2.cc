@@ -29,20 +29,30 @@ constexpr std::string_view kGpt2Buffers[] = {".attn.bias", ".attn.masked_bias"};
 
 void read_gpt2_json(const io::JsonReader& config, ModelConfig& result) {
   result.attention_bias = result.attention_out_bias = result.mlp_bias = true;
-  for (const auto& [key, honoured] :
-       {std::pair{"scale_attn_weights", true}, {"scale_attn_by_inverse_layer_idx", false}})
-    if (config.optional_boolean(key).value_or(honoured) != honoured)
-      throw Unsupported("{}: '{}' is {}; only {} is honoured", config.file(), key, !honoured, honoured);
+  if (!config.optional_boolean("scale_attn_weights").value_or(true)) result.attention_multiplier = 1;
+  result.scores_per_layer = config.optional_boolean("scale_attn_by_inverse_layer_idx").value_or(false);
   if (const auto context = config.optional_integer("n_ctx", 1, kMaxExtent);
       context.value_or(0) > result.max_position_embeddings)
     throw Unsupported("{}: 'n_ctx' is {} but there are {} positions", config.file(), *context,
                       result.max_position_embeddings);
 }
 
-void write_gpt2_json(const ModelConfig&, io::JsonValue&) {}
+void write_gpt2_json(const ModelConfig& config, io::JsonValue& json) {
+  json.set("scale_attn_weights", config.attention_multiplier == 0);
+  json.set("scale_attn_by_inverse_layer_idx", config.scores_per_layer);
+}
+
+void write_gpt2_gguf(const ModelConfig& config, const std::string&, io::GgufMetadata&) {
+  if (config.attention_multiplier != 0 || config.scores_per_layer)
+    throw Unsupported("scores with a scale of their own, which GGUF's gpt2 architecture cannot state");
+}
 
 DecoderSpec gpt2_decoder(const ModelConfig& config) {
-  return dense_decoder(config, {.norm = NormKind::layer, .norm_bias = true, .gated = false, .learned_positions = true});
+  DecoderSpec spec =
+      dense_decoder(config, {.norm = NormKind::layer, .norm_bias = true, .gated = false, .learned_positions = true});
+  for (size_t layer = 0; config.scores_per_layer && layer < spec.layers.size(); ++layer)
+    std::get<modules::CausalAttention::Config>(spec.layers[layer].mixer).scale /= static_cast<double>(layer + 1);
+  return spec;
 }
 
 // The tensor of a checkpoint whose names begin with `prefix`.
@@ -89,6 +99,7 @@ const ModelFamily& gpt2_family() {
                                       .read_json = read_gpt2_json,
                                       .read_gguf = read_biases,
                                       .write_json = write_gpt2_json,
+                                      .write_gguf = write_gpt2_gguf,
                                       .decoder = gpt2_decoder,
                                       .ignored_tensors = kGpt2Buffers,
                                       .recipes = gpt2_recipes};

@@ -150,9 +150,11 @@ void write_deepseek_experts(const ModelConfig& config, io::JsonValue& json) {
 }
 
 // Queries grow by a logarithm of their positions in the unit of yarn's original context. transformers needs both
-// numbers, and takes others for a configuration without rope_parameters than for one that lacks some of them.
+// numbers, and takes others for a configuration without rope_parameters (or rope_scaling) than for one that lacks some
+// of them.
 void read_mistral_rope(const io::JsonReader& config, ModelConfig& result) {
-  const auto rope = config.optional_object("rope_parameters");
+  auto rope = config.optional_object("rope_parameters");
+  if (!rope) rope = config.optional_object("rope_scaling");
   if (!rope) config.fail("rope_parameters", "an object");
   if (result.rope_scaling.kind != modules::RopeScaling::Kind::yarn)
     rope->fail("rope_type", "\"yarn\", as all models of this type have");

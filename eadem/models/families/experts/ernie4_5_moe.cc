@@ -2,6 +2,7 @@
 //
 // ERNIE 4.5 with mixtures of experts: pairs of neighbours rotate; a softmax with a correction chooses the experts,
 // whose scores are divided by their sum or a least value; further ones, side by side as one MLP, compute every token.
+// With use_bias all projections but the router and the experts have biases, and the head has one.
 // Source: transformers, models/ernie4_5_moe; llama.cpp, conversion/ernie.py and src/models/ernie4-5-moe.cpp (facts
 // only).
 #include <algorithm>
@@ -18,8 +19,8 @@ constexpr ModelType kErnieTypes[] = {{"ernie4_5_moe", "ernie4_5-moe", "Ernie4_5_
 void read_ernie_json(const io::JsonReader& config, ModelConfig& result) {
   result.rms_norm_eps = config.optional_number("rms_norm_eps", 0.0, 1.0).value_or(1e-5);
   read_rope_or(config, 500000.0, result);
-  if (config.optional_boolean("use_bias").value_or(false))
-    throw Unsupported("{}: 'use_bias' is true; only false is honoured for {}", config.file(), result.model_type);
+  result.mlp_bias = config.optional_boolean("use_bias").value_or(false);
+  result.attention_bias = result.attention_out_bias = result.mlp_bias;
   result.num_experts = config.optional_integer("moe_num_experts", 1, kMaxExperts).value_or(64);
   result.num_experts_per_tok = config.optional_integer("moe_k", 1, kMaxExperts).value_or(6);
   result.moe_intermediate_size = config.optional_integer("moe_intermediate_size", 1, kMaxExtent).value_or(1536);
@@ -36,7 +37,8 @@ void read_ernie_json(const io::JsonReader& config, ModelConfig& result) {
 }
 
 void check_ernie_json(const ModelConfig& config) {
-  refuse_if(config, config.attention_bias || config.attention_out_bias || config.mlp_bias, "biases");
+  refuse_if(config, config.attention_bias != config.mlp_bias || config.attention_out_bias != config.mlp_bias,
+            "biases of some projections and not of others");
   refuse_if(config, config.qk_norm, "norms of q and k");
   refuse_if(config, largest_window(config.layer_windows) > 0, "an attention window");
 }
@@ -49,7 +51,9 @@ void write_ernie_json(const ModelConfig& config, io::JsonValue& json) {
   const auto is_dense = [&](int64_t layer) { return std::find(dense.begin(), dense.end(), layer) != dense.end(); };
   while (first <= last && is_dense(first)) ++first;
   while (last > first && is_dense(last)) --last;
-  json.set("use_bias", false).set("moe_num_experts", config.num_experts).set("moe_k", config.num_experts_per_tok);
+  json.set("use_bias", config.mlp_bias)
+      .set("moe_num_experts", config.num_experts)
+      .set("moe_k", config.num_experts_per_tok);
   json.set("moe_intermediate_size", config.moe_intermediate_size).set("moe_norm_min", config.moe_norm_min);
   json.set("moe_num_shared_experts", config.shared_expert_intermediate_size / config.moe_intermediate_size);
   json.set("moe_layer_interval", config.decoder_sparse_step);
@@ -66,6 +70,7 @@ void read_ernie_gguf(const io::GgufFile& file, const std::string& prefix, ModelC
 }
 
 void write_ernie_gguf(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
+  if (config.mlp_bias) throw Unsupported("biases, which GGUF's ernie4_5-moe architecture cannot state");
   if (config.moe_norm_min != 1e-12)
     throw Unsupported("moe_norm_min {}, which GGUF's ernie4_5-moe architecture cannot state", config.moe_norm_min);
   write_experts(config, prefix, metadata);
@@ -82,8 +87,10 @@ DecoderSpec ernie_decoder(const ModelConfig& config) {
   experts.route.least_sum = static_cast<float>(config.moe_norm_min);
   experts.correction_bias = true;
   if (config.shared_expert_intermediate_size > 0)
-    experts.shared = {.name = "shared_experts", .ffn = config.shared_expert_intermediate_size};
-  return moe_decoder(config, experts, kernels::RopeStyle::interleaved);
+    experts.shared = {.name = "shared_experts", .ffn = config.shared_expert_intermediate_size, .bias = config.mlp_bias};
+  DecoderSpec spec = moe_decoder(config, experts, kernels::RopeStyle::interleaved);
+  spec.head_bias = config.mlp_bias;
+  return spec;
 }
 
 std::vector<WeightRecipe> ernie_recipes(const ModelConfig& config, const ParameterInfo& parameter,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// OLMoE: experts in every layer; norms of q and k over all heads of a token together.
+// OLMoE: experts in every layer; norms of q and k over all heads of a token together; q, k and v may have a limit.
 // Source: transformers, models/olmoe; llama.cpp, conversion/olmo.py and src/models/olmoe.cpp (facts only).
 #include "eadem/models/decoders/moe_decoder.h"
 #include "eadem/models/family.h"
@@ -17,6 +17,7 @@ void read_olmoe_json(const io::JsonReader& config, ModelConfig& result) {
   result.qk_norm = true;
   read_experts(config, {.count = 64, .per_token = 8, .ffn = result.intermediate_size}, result);
   result.norm_topk_prob = config.optional_boolean("norm_topk_prob").value_or(false);
+  result.clip_qkv = config.optional_number("clip_qkv", 1e-9, 1e9).value_or(0);
 }
 
 void write_olmoe_json(const ModelConfig& config, io::JsonValue& json) {
@@ -24,6 +25,7 @@ void write_olmoe_json(const ModelConfig& config, io::JsonValue& json) {
   json.set("attention_bias", config.attention_bias);
   write_experts(config, "num_experts", json);
   json.set("norm_topk_prob", config.norm_topk_prob);
+  json.set("clip_qkv", config.clip_qkv > 0 ? io::JsonValue(config.clip_qkv) : io::JsonValue(nullptr));
 }
 
 // Other programs compute every file of this architecture without dividing the weights by their sum.
@@ -34,6 +36,8 @@ void read_olmoe_gguf(const io::GgufFile& file, const std::string& prefix, ModelC
 }
 
 void write_olmoe_gguf(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
+  if (config.clip_qkv > 0)
+    throw Unsupported("limits of q, k and v (clip_qkv), which GGUF's olmoe architecture cannot state");
   if (config.norm_topk_prob)
     throw Unsupported(
         "weights of a token's experts that are divided by their sum (norm_topk_prob), which GGUF's olmoe architecture "

@@ -65,9 +65,6 @@ void read_falcon_json(const io::JsonReader& config, ModelConfig& result) {
   result.mlp_gate_multiplier = of_mlp[0];
   result.mlp_down_multiplier = of_mlp[1];
   std::copy(of_parts.begin(), of_parts.end(), mamba.multipliers.begin());
-  if (mamba.in_bias && result.ssm_in_multiplier != 1)
-    throw Unsupported("{}: 'mamba_proj_bias' is true and 'ssm_in_multiplier' {}; one of them is honoured",
-                      config.file(), result.ssm_in_multiplier);
 }
 
 void write_falcon_json(const ModelConfig& config, io::JsonValue& json) {
@@ -107,7 +104,11 @@ DecoderSpec falcon_decoder(const ModelConfig& config) {
                                          .attention_in = config.attention_in_multiplier,
                                          .attention_out = config.attention_out_multiplier,
                                          .mamba_out = config.ssm_out_multiplier};
-  for (double& scale : mixers.mamba.scales) scale *= config.ssm_in_multiplier;
+  // On what is projected where a bias is added to that, and else on the projections, which have multipliers anyway.
+  if (config.mamba.in_bias)
+    mixers.mamba_in = config.ssm_in_multiplier;
+  else
+    for (double& scale : mixers.mamba.scales) scale *= config.ssm_in_multiplier;
   for (modules::LayerSpec& layer : spec.layers) {
     mixers.attention = std::get<modules::CausalAttention::Config>(layer.mixer);
     mixers.attention.scale *= config.key_multiplier;

@@ -96,8 +96,6 @@ void read_nemotron_experts(const io::JsonReader& config, ModelConfig& result) {
   result.norm_topk_prob = read.norm_topk_prob;
   result.n_group = read.n_group;
   result.topk_group = read.topk_group;
-  if (result.mlp_bias)
-    throw Unsupported("{}: 'mlp_bias' is true in a model with experts; only false is honoured", config.file());
 }
 
 void read_nemotron_json(const io::JsonReader& config, ModelConfig& result) {
@@ -172,6 +170,8 @@ void write_nemotron_gguf(const ModelConfig& config, const std::string& prefix, i
   const bool moe = has_any(config, 'E');
   if (moe && has_any(config, '-'))
     throw Unsupported("MLPs and experts in one model, which GGUF's nemotron_h_moe architecture cannot state");
+  if (moe && config.mlp_bias)
+    throw Unsupported("biases beside experts, which GGUF's nemotron_h_moe architecture cannot state");
   const auto counts = [&](const char* key, int64_t value, std::string_view kinds) {
     metadata.emplace_back(prefix + key, layer_counts(config.num_hidden_layers, value, [&](int64_t layer) {
                             return kinds.find(config.layer_pattern[static_cast<size_t>(layer)]) != kinds.npos;
@@ -211,7 +211,8 @@ modules::MoeMlp::Config nemotron_experts_of(const ModelConfig& config) {
   experts.correction_bias = true;
   experts.gated = false;
   experts.latent = config.moe_latent_size;
-  experts.shared = {.name = "shared_experts", .ffn = config.shared_expert_intermediate_size};
+  experts.latent_bias = config.mlp_bias;
+  experts.shared = {.name = "shared_experts", .ffn = config.shared_expert_intermediate_size, .bias = config.mlp_bias};
   return experts;
 }
 
