@@ -160,6 +160,22 @@ TEST(Multimodal, SizesThatAreNotStatedAreThoseOfTransformers) {
   EXPECT_EQ(llama4.intermediate_size, 16384);
   EXPECT_EQ(llama4.moe_intermediate_size, 8192);
   EXPECT_EQ(llama4.num_experts, 16);
+  // Files leave out what the default text model of the whole has, too: that of internvl is a qwen2 of as many words.
+  const auto qwen3 = model_of(R"({"model_type": "internvl", "text_config": {"model_type": "qwen3",
+      "hidden_size": 2560, "num_hidden_layers": 36}})");
+  EXPECT_EQ(qwen3->config()->vocab_size, 151936);
+  EXPECT_EQ(qwen3->config()->intermediate_size, 22016);
+  EXPECT_EQ(qwen3->config()->head_dim, 128);
+  const ModelConfig voxtral =
+      *model_of(R"({"model_type": "voxtral", "text_config": {"model_type": "llama"}})")->config();
+  EXPECT_EQ(voxtral.vocab_size, 131072);
+  EXPECT_EQ(voxtral.num_attention_heads, 32);
+  EXPECT_EQ(voxtral.num_key_value_heads, 8);
+  EXPECT_EQ(voxtral.rope_theta, 1e8);
+  const ModelConfig experts = *model_of(R"({"model_type": "qwen3_5_moe", "text_config": {}})")->config();
+  EXPECT_EQ(experts.num_hidden_layers, 40);
+  EXPECT_EQ(experts.num_experts, 256);
+  EXPECT_EQ(experts.moe_intermediate_size, 512);
 }
 
 // Qwen2-VL's files state the text's keys beside those of the images, and a rotation by several axes.

@@ -21,8 +21,9 @@ namespace {
 // Source: the configuration and modeling files of transformers for these model types.
 struct MultimodalType {
   std::string_view name;
-  std::string_view text_type;  // of a text_config that does not state its model_type
-  bool ties = true;            // false: a head in the files is used, whatever the configuration says of it
+  std::string_view text_type;        // of a text_config that does not state its model_type
+  bool ties = true;                  // false: a head in the files is used, whatever the configuration says of it
+  std::string_view defaults = "{}";  // for keys that a text_config does not have, before those of its own type
 };
 constexpr MultimodalType kMultimodalTypes[] = {{"gemma3", "gemma3_text"},
                                                {"gemma4", "gemma4_text"},
@@ -41,7 +42,11 @@ constexpr MultimodalType kMultimodalTypes[] = {{"gemma3", "gemma3_text"},
                                                {"qwen3_5", "qwen3_5_text"},
                                                {"qwen3_5_moe", "qwen3_5_moe_text"},
                                                {"llama4", "llama4_text", false},
-                                               {"voxtral", "llama", false},
+                                               {"voxtral", "llama", false,
+                                                R"({"vocab_size": 131072, "hidden_size": 3072,
+                                                    "intermediate_size": 8192, "num_hidden_layers": 30,
+                                                    "num_key_value_heads": 8, "max_position_embeddings": 131072,
+                                                    "rms_norm_eps": 1e-5, "rope_theta": 1e8, "head_dim": 128})"},
                                                {"qwen2_audio", "qwen2", false}};
 
 // What transformers takes for keys that a text_config does not have and a text model's config.json must have. `as` is
@@ -69,9 +74,21 @@ constexpr TextType kTextTypes[] = {
     {"mistral4", "mistral4",
      R"({"vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
          "num_attention_heads": 32})"},
+    {"granite", "granite",
+     R"({"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+         "num_attention_heads": 32})"},
     {"qwen2", "qwen2",
      R"({"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
          "num_attention_heads": 32})"},
+    {"qwen3", "qwen3",
+     R"({"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+         "num_attention_heads": 32})"},
+    {"qwen3_moe", "qwen3_moe",
+     R"({"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
+         "num_attention_heads": 32})"},
+    {"gpt_oss", "gpt_oss",
+     R"({"vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
+         "num_attention_heads": 64})"},
     {"cohere2", "cohere2",
      R"({"vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40,
          "num_attention_heads": 64})"},
@@ -85,7 +102,9 @@ constexpr TextType kTextTypes[] = {
          "num_hidden_layers": 48, "num_attention_heads": 40})"},
     {"qwen3_5_text", "qwen3_5_text",
      R"({"vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32,
-         "num_attention_heads": 16})"}};
+         "num_attention_heads": 16})"},
+    {"qwen3_5_moe_text", "qwen3_5_moe_text",
+     R"({"vocab_size": 248320, "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16})"}};
 
 // Keys of the whole model that concern text, where text_config does not have them.
 constexpr std::string_view kSharedKeys[] = {"architectures", "transformers_version", "torch_dtype",        "dtype",
@@ -162,6 +181,12 @@ bool has_head(const io::WeightSource& weights) {
   return weights.find("lm_head.weight") != nullptr || weights.find("language_model.lm_head.weight") != nullptr;
 }
 
+void set_defaults(io::JsonValue& text, std::string_view defaults) {
+  const io::JsonValue known = io::parse_json(defaults, "defaults");
+  for (const io::JsonMember& member : known.as_object())
+    if (text.find(member.key) == nullptr) text.set(member.key, member.value);
+}
+
 void set_text_type(io::JsonValue& text, std::string_view type_if_absent, const io::JsonReader& config) {
   const io::JsonValue* stated = text.find("model_type");
   if (stated != nullptr && !stated->is_string()) config.fail("text_config", "an object whose 'model_type' is a string");
@@ -171,9 +196,7 @@ void set_text_type(io::JsonValue& text, std::string_view type_if_absent, const i
   text.set("model_type", type);
   if (known == std::end(kTextTypes)) return;
   text.set("model_type", known->as);
-  const io::JsonValue defaults = io::parse_json(known->defaults, type);
-  for (const io::JsonMember& member : defaults.as_object())
-    if (text.find(member.key) == nullptr) text.set(member.key, member.value);
+  set_defaults(text, known->defaults);
 }
 
 }  // namespace
@@ -197,6 +220,7 @@ io::JsonReader text_config_of(const io::JsonReader& config, const io::WeightSour
     else if (text.find(key) == nullptr)
       text.set(key, member.value);
   }
+  set_defaults(text, type.defaults);
   set_text_type(text, type.text_type, config);
   // The whole model ties its head, whatever its text_config says of one.
   if (!type.ties)
