@@ -112,7 +112,7 @@ LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const En
   }
   // A file may name an end that the model has no row for, and so never draws.
   for (const int64_t id : eos)
-    if (id >= 0 && id < checkpoint_.model->info().vocab) eos_.push_back(static_cast<int32_t>(id));
+    if (checkpoint_.model->info().has_token(id)) eos_.push_back(static_cast<int32_t>(id));
   if (eos_.empty() && tokenizer_->eos()) eos_.push_back(*tokenizer_->eos());
 }
 

@@ -36,6 +36,8 @@ struct ModelInfo {
   std::vector<int64_t> bos_token_ids;
   std::vector<int64_t> eos_token_ids;
 
+  bool has_token(int64_t id) const { return id >= 0 && id < vocab; }
+
   // The context of an engine that is asked for none.
   int64_t default_context() const {
     return short_positions > 0 && short_positions < max_positions ? short_positions : max_positions;

@@ -421,12 +421,9 @@ void bind_llm(nb::module_& m) {
       .def(
           "chat_stop_token_ids",
           [](const Llm& self, const engine::ChatPrompt& chat) {
-            std::vector<int32_t> ids;
-            for (const engine::StopToken& stop :
-                 engine::chat_stop_tokens(self.llm().checkpoint(), self.llm().tokenizer(), chat))
-              if (stop.id >= 0 && stop.id < self.llm().checkpoint().model->info().vocab)  // others are never drawn
-                ids.push_back(stop.id);
-            return ids;
+            const models::Checkpoint& checkpoint = self.llm().checkpoint();
+            return engine::ids_of_model(engine::chat_stop_tokens(checkpoint, self.llm().tokenizer(), chat),
+                                        checkpoint.model->info());
           },
           "chat"_a);
 }

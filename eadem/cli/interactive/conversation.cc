@@ -88,9 +88,8 @@ Turn Conversation::answer(Messages messages, const SamplingParams& params, const
   const std::vector<int32_t> prompt = fit(messages, params, events);
   SamplingParams with_stops = params;
   if (!params.ignore_eos)
-    for (const engine::StopToken& stop : stop_tokens_)
-      if (stop.id >= 0 && stop.id < llm_.checkpoint().model->info().vocab)  // others are never drawn
-        with_stops.stop_token_ids.push_back(stop.id);
+    for (const int32_t id : engine::ids_of_model(stop_tokens_, llm_.checkpoint().model->info()))
+      with_stops.stop_token_ids.push_back(id);
   Turn turn;
   ReasoningSplitter splitter(engine::ends_inside_reasoning(prompt_.render(messages, options_)));
   const auto take = [&](const ReasoningSplitter::Piece& piece) {

@@ -344,4 +344,11 @@ std::vector<StopToken> chat_stop_tokens(const models::Checkpoint& checkpoint, co
   return stops;
 }
 
+std::vector<int32_t> ids_of_model(const std::vector<StopToken>& stops, const models::ModelInfo& model) {
+  std::vector<int32_t> ids;
+  for (const StopToken& stop : stops)
+    if (model.has_token(stop.id)) ids.push_back(stop.id);
+  return ids;
+}
+
 }  // namespace eadem::engine

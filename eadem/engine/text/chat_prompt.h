@@ -82,4 +82,7 @@ struct StopToken {
 std::vector<StopToken> chat_stop_tokens(const models::Checkpoint& checkpoint, const io::Tokenizer& tokenizer,
                                         const ChatPrompt& chat);
 
+// The ids of those that the model has: it draws no others.
+std::vector<int32_t> ids_of_model(const std::vector<StopToken>& stops, const models::ModelInfo& model);
+
 }  // namespace eadem::engine
