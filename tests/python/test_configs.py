@@ -37,8 +37,9 @@ GOLDENS = sorted(path.parent.name for path in GOLDEN.glob("*/config.json")
 
 # Keys whose value in the file is not the one in force.
 DERIVED = {
-    ("exaone4_full", "sliding_window"),  # no layer has the window
-    ("falcon_h1", "mamba_norm_before_gate"),  # there is no norm: mamba_rms_norm is false
+    ("exaone4_full", "sliding_window"), ("cohere2_full", "sliding_window"),  # no layer has the window
+    # There is no norm: mamba_rms_norm is false.
+    ("falcon_h1", "mamba_norm_before_gate"), ("falcon_h1_bias", "mamba_norm_before_gate"),
     ("granitemoehybrid_dense", "num_experts_per_tok"),  # there are no experts
     ("lfm2_bias", "intermediate_size"), ("lfm2_bias", "block_auto_adjust_ff_dim"),  # the latter has changed the former
 }

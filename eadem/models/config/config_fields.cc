@@ -33,6 +33,7 @@ ModelConfig probe(const ModelFamily& family, std::string_view model_type, bool e
   c.rope_scaling.factor = 2.5;
   c.rope_scaling.original_max_positions = 32;
   c.attention_softcap = c.logit_softcap = 30.5;
+  c.clip_qkv = 0.5;
   c.num_experts = 8, c.num_experts_per_tok = 2;
   c.router_aux_loss_coef = 0.5;
   c.kv_lora_rank = c.q_lora_rank = c.qk_nope_head_dim = c.v_head_dim = 8;
