@@ -19,26 +19,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 
-// What one token brings to one value head: rows of scratch, [key_dim] each.
-struct DeltaTokenRows {
-  float* q;      // normalized
-  float* k;      // normalized
-  float* decay;  // exp(g)
-  float* faded;  // decay * k
-  float* beta;   // one number
-};
-
-// Rows for tokens 0, 1, … of a chunk, one after another in scratch.
-struct DeltaChunkRows {
-  static int64_t floats_per_token(int64_t key_dim) { return 4 * key_dim + 1; }
-  DeltaTokenRows at(int64_t i) const {
-    float* row = begin + i * floats_per_token(key_dim);
-    return {row, row + key_dim, row + 2 * key_dim, row + 3 * key_dim, row + 4 * key_dim};
-  }
-  float* begin;
-  int64_t key_dim;
-};
-
 // 1 / sqrt(sum x^2 + eps)
 HWY_INLINE float inverse_length(const float* x, int64_t n, float eps) { return 1.0f / std::sqrt(dot(x, x, n) + eps); }
 
@@ -50,23 +30,47 @@ HWY_INLINE void scale_row(float* y, const float* x, float factor, int64_t n) {
 // exp(-rate softplus(a + bias))
 HWY_INLINE Vec decay_of(Vec a, Vec bias, Vec rate) { return exp(hn::Neg(hn::Mul(rate, softplus(hn::Add(a, bias))))); }
 
-HWY_INLINE void make_token_rows(const DeltaTokenRows& rows, const DeltaRule& p, int64_t token, int64_t head) {
+// Makes the rows of q, k and what the decay, already there, makes of k.
+HWY_INLINE void make_key_rows(const DeltaTokenRows& rows, const DeltaRule& p, int64_t token, int64_t head) {
   const int64_t n = p.attrs.key_dim;
   const float *q = p.q + p.key_row(token, head), *k = p.k + p.key_row(token, head);
   scale_row(rows.q, q, inverse_length(q, n, p.attrs.eps) / std::sqrt(static_cast<float>(n)), n);
   scale_row(rows.k, k, inverse_length(k, n, p.attrs.eps), n);
-  const Vec rate = exp(set(p.a_log[head]));
-  const float* a = p.a + token * p.attrs.decays();
-  if (p.attrs.channel_decay) {
+  if (p.attrs.channel_decay)
     map(
-        rows.decay, n, [rate](Vec x, Vec bias) { return decay_of(x, bias, rate); }, a + head * n, p.dt_bias + head * n);
-  } else {
-    std::fill_n(rows.decay, n, hn::GetLane(decay_of(set(a[head]), set(p.dt_bias[head]), rate)));
+        rows.faded, n, [](Vec e, Vec key) { return hn::Mul(e, key); }, static_cast<const float*>(rows.decay),
+        static_cast<const float*>(rows.k));
+  else
+    scale_row(rows.faded, rows.k, *rows.decay, n);
+}
+
+// Makes the rows of tokens from `begin` on. What a token has one of, beta and a decay of all rows of S, is computed for
+// several tokens at once, each in a lane.
+HWY_INLINE void make_chunk_rows(const DeltaChunkRows& chunk, const DeltaRule& p, int64_t begin, int64_t tokens,
+                                int64_t head) {
+  const int64_t n = p.attrs.key_dim;
+  const Vec rate = exp(set(p.a_log[head]));
+  for (int64_t first = 0; first < tokens; first += kLanes) {
+    const int64_t count = std::min(kLanes, tokens - first);
+    float beta[kLanes] = {}, decay[kLanes] = {};
+    for (int64_t i = 0; i < count; ++i) {
+      beta[i] = p.b[(begin + first + i) * p.attrs.value_heads + head];
+      if (!p.attrs.channel_decay) decay[i] = p.a[(begin + first + i) * p.attrs.decays() + head];
+    }
+    store(sigmoid(load(beta)), beta);
+    if (!p.attrs.channel_decay) store(decay_of(load(decay), set(p.dt_bias[head]), rate), decay);
+    for (int64_t i = 0; i < count; ++i) {
+      const DeltaTokenRows rows = chunk.at(first + i);
+      *rows.beta = beta[i];
+      if (p.attrs.channel_decay)
+        map(
+            rows.decay, n, [rate](Vec x, Vec bias) { return decay_of(x, bias, rate); },
+            p.a + (begin + first + i) * p.attrs.decays() + head * n, p.dt_bias + head * n);
+      else
+        *rows.decay = decay[i];
+      make_key_rows(rows, p, begin + first + i, head);
+    }
   }
-  map(
-      rows.faded, n, [](Vec e, Vec key) { return hn::Mul(e, key); }, static_cast<const float*>(rows.decay),
-      static_cast<const float*>(rows.k));
-  *rows.beta = hn::GetLane(sigmoid(set(p.b[token * p.attrs.value_heads + head])));
 }
 
 // Where one token's step reads and writes. `read` and `d` are [value_dim] or null: S^T k of the faded state, and d.
@@ -135,14 +139,21 @@ struct DeltaUpdate {
   DeltaReads<kVecs> reads;
 };
 
+// Fetches nothing.
+struct NoFetch {
+  static constexpr int64_t kSteps = 1;
+  HWY_INLINE void operator()(int64_t /*step*/) const {}
+};
+
 // S from `before` to `after`, which may be the same, with the correction d. `next` is the faded k of the next token.
-template <int kVecs, bool kHasNext>
+// fetch(0), fetch(1), …, Fetch::kSteps of them, are called where the rows are divided into as many parts.
+template <int kVecs, bool kHasNext, typename Fetch>
 HWY_INLINE DeltaUpdate<kVecs> update_columns(DeltaColumns<kVecs> columns, const float* before, float* after,
                                              int64_t stride, const DeltaTokenRows& token, const Vec* d,
-                                             const float* next, int64_t rows) {
+                                             const float* next, int64_t rows, const Fetch& fetch) {
   DeltaUpdate<kVecs> result;
   const auto update_row = [&](int64_t i, Vec* reads) {
-    const Vec decay = set(token.decay[i]), k = set(token.k[i]), q = set(token.q[i]);
+    const Vec decay = set(token.decay_of_row(i)), k = set(token.k[i]), q = set(token.q[i]);
     Vec faded;
     if constexpr (kHasNext) faded = set(next[i]);
 #pragma GCC unroll kUnroll
@@ -154,9 +165,12 @@ HWY_INLINE DeltaUpdate<kVecs> update_columns(DeltaColumns<kVecs> columns, const 
     }
   };
   int64_t i = 0;
-  for (; i + 2 <= rows; i += 2) {
-    update_row(i, result.reads.even);
-    update_row(i + 1, result.reads.odd);
+  for (int64_t step = 0; step < Fetch::kSteps; ++step) {
+    fetch(step);
+    for (const int64_t end = rows * (step + 1) / Fetch::kSteps; i + 2 <= end; i += 2) {
+      update_row(i, result.reads.even);
+      update_row(i + 1, result.reads.odd);
+    }
   }
   if (i < rows) update_row(i, result.reads.even);
   return result;
@@ -181,7 +195,7 @@ HWY_INLINE void delta_columns(const DeltaStep& s, const DeltaTokenRows& token, i
 
   // 3. S, and y.
   const DeltaUpdate<kVecs> update =
-      update_columns<kVecs, false>(columns, s.before + c, s.after + c, s.stride, token, d, nullptr, rows);
+      update_columns<kVecs, false>(columns, s.before + c, s.after + c, s.stride, token, d, nullptr, rows, NoFetch());
   if (s.y == nullptr) return;
   for (int u = 0; u < kVecs; ++u) columns.put(update.y[u], s.y + c, u);
 }

@@ -26,7 +26,7 @@ namespace {
 struct DeltaScratch {
   static int64_t floats(const GatedDeltaRuleAttrs& attrs, int64_t tokens, int64_t chunk) {
     const int64_t state = attrs.key_dim * attrs.value_dim;
-    return round_up((chunks(tokens, chunk) + chunk + 2) * state + chunk * (4 * attrs.key_dim + 1) +
+    return round_up((chunks(tokens, chunk) + chunk + 2) * state + chunk * DeltaChunkRows::floats_per_token(attrs) +
                         2 * chunk * attrs.value_dim + attrs.value_dim + attrs.key_dim,
                     16);
   }
@@ -41,7 +41,7 @@ struct DeltaScratch {
     };
     gradient = take(state);
     states = take((chunk + 1) * state);
-    rows = take(chunk * (4 * attrs.key_dim + 1));
+    rows = take(chunk * DeltaChunkRows::floats_per_token(attrs));
     reads = take(chunk * columns);
     corrections = take(chunk * columns);
     dread = take(columns);
@@ -89,7 +89,7 @@ class BackwardHead {
         rows_(p_.attrs.key_dim),
         columns_(p_.attrs.value_dim),
         scratch_(p_.attrs, gradient.chunk, memory),
-        chunk_rows_{scratch_.rows, rows_} {}
+        chunk_rows_{scratch_.rows, p_.attrs} {}
 
   void run(int64_t first, int64_t end) {
     const int64_t chunks = DeltaScratch::chunks(end - first, g_.chunk);
@@ -110,8 +110,8 @@ class BackwardHead {
   // The states before and after each of the tokens, with what was read and corrected.
   void go_through(int64_t begin, int64_t tokens, const float* state) {
     std::copy_n(state, scratch_.state, scratch_.state_before(0));
-    for (int64_t i = 0; i < tokens; ++i) {
-      make_token_rows(chunk_rows_.at(i), p_, begin + i, head_);
+    make_chunk_rows(chunk_rows_, p_, begin, tokens, head_);
+    for (int64_t i = 0; i < tokens; ++i)
       delta_step({.before = scratch_.state_before(i),
                   .after = scratch_.state_before(i + 1),
                   .stride = columns_,
@@ -119,7 +119,6 @@ class BackwardHead {
                   .read = scratch_.reads + i * columns_,
                   .d = scratch_.corrections + i * columns_},
                  chunk_rows_.at(i), rows_, columns_);
-    }
   }
 
   // The steps of ops/recurrent/gated_delta_rule_reference.cc. Gradients of normalized rows of q and k are added up over
@@ -149,9 +148,10 @@ class BackwardHead {
       float* gradient = scratch_.gradient + r * columns_;
       const float *before = scratch_.state_before(i) + r * columns_, *after = before + scratch_.state;
       if (g_.dq != nullptr) g_.dq[key + r] += dot(after, dy, columns_);
-      if (g_.dk != nullptr) g_.dk[key + r] += dot(gradient, d, columns_) + rows.decay[r] * dot(before, dread, columns_);
+      if (g_.dk != nullptr)
+        g_.dk[key + r] += dot(gradient, d, columns_) + rows.decay_of_row(r) * dot(before, dread, columns_);
       add_scaled(gradient, rows.k[r], dread, columns_);
-      scale_in_place(gradient, rows.decay[r], columns_);
+      scale_in_place(gradient, rows.decay_of_row(r), columns_);
       scratch_.decays[r] = dot(gradient, before, columns_);
     }
     step_back_decay(token);
