@@ -440,6 +440,68 @@ TEST(AttentionProperties, IntegerScoresHaveTheBitsOfTheirFloats) {
     }
 }
 
+// As many rows as a panel has are computed by routines of their own, also where values lie in the rows of keys, as
+// those of latents do. Their bits are those of half as many rows, and of values that lie elsewhere.
+TEST(AttentionProperties, SixteenRowsHaveTheBitsOfEight) {
+  constexpr int64_t kRowDim = 80, kValueDim = 64, kBlocks = 40;
+  std::vector<TensorType> caches;
+  for (const int64_t block_size : {16, 7})
+    for (const WeightType& kv :
+         std::vector<WeightType>{DType::f32, DType::bf16, DType::f16, {DType::f32, &RowEncoding::fp8_e4m3()}})
+      if (kv.encoding == nullptr || device_name() == "cpu")
+        caches.emplace_back(kv.dtype, std::initializer_list<Dim>{kBlocks, 1, block_size, kRowDim}, kv.encoding);
+  for (const DeviceGroup& group : device_groups())
+    for (const TensorType& cache : caches) {
+      Device& device = *group.devices[0];
+      const auto row_of = [&](int64_t heads) {
+        SymbolValues symbols;
+        symbols[Symbol::tokens] = symbols[Symbol::sequences] = 1;
+        symbols[Symbol::max_blocks] = kBlocks;
+        const kernels::AttentionAttrs attrs{.heads = heads,
+                                            .kv_heads = 1,
+                                            .head_dim = kRowDim,
+                                            .scale = 0.25f,
+                                            .source = kernels::KvSource::cached,
+                                            .value_dim = kValueDim};
+        return ops::Workload{
+            "rows",
+            std::make_shared<ops::Attention>(attrs),
+            {TensorType(DType::f32, {Symbol::tokens, heads, kRowDim}), cache, cache,
+             TensorType(DType::i32, {Dim(Symbol::sequences, 1)}), TensorType(DType::i32, {Symbol::sequences}),
+             TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
+            symbols};
+      };
+      const ops::Workload sixteen = row_of(16), eight = row_of(8);
+      PassCall shared = straight_call(sixteen, Pass::inference, 7), own = shared,
+               half = straight_call(eight, Pass::inference, 7);
+      shared.inputs[2] = shared.inputs[1];
+      half.inputs[1] = half.inputs[2] = own.inputs[1];
+      for (size_t port = 3; port < half.inputs.size(); ++port) half.inputs[port] = own.inputs[port];
+      // The same values elsewhere.
+      const TensorView& keys = own.inputs[1].view;
+      if (cache.encoding == nullptr) {
+        own.inputs[2] = Tensor::on_host(cache.dtype, keys.shape);
+        convert_on_host(own.inputs[2].view, keys);
+      } else {
+        own.inputs[2] = shared.inputs[2];
+      }
+      const std::vector<Tensor> y = run_chosen(device, shared, "attention"),
+                                other = run_chosen(device, own, "attention");
+      if (y.empty()) continue;  // no kernel for it here
+      ASSERT_FALSE(other.empty());
+      EXPECT_TRUE(same_bits(y[0].view, other[0].view)) << device.description() << " " << to_string(cache);
+      for (int64_t first : {0, 8}) {
+        std::copy_n(shared.inputs[0].view.as<float>() + first * kRowDim, 8 * kRowDim, half.inputs[0].view.as<float>());
+        const std::vector<Tensor> part = run_chosen(device, half, "attention");
+        ASSERT_FALSE(part.empty());
+        EXPECT_EQ(std::memcmp(part[0].view.as<float>(), y[0].view.as<float>() + first * kValueDim,
+                              8 * kValueDim * sizeof(float)),
+                  0)
+            << device.description() << " " << to_string(cache) << ": heads from " << first;
+      }
+    }
+}
+
 // The most spans that a window lets a few tokens see: one more than the last token sees. What they leave in scratch
 // must fit; the runner guards its end.
 TEST(AttentionProperties, AWindowOfFewTokensMayTouchOneMoreSpan) {

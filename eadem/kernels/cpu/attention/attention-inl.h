@@ -66,17 +66,18 @@ void load_chunk(float* rows, const Attention& a, const T* data, int64_t dim, int
   std::fill(rows + count * width, rows + kChunk * width, 0.0f);
 }
 
-// t [width, kChunk] = transpose of rows [kChunk, width]; width is a multiple of 4.
+// t [width, kRows] = transpose of rows [kRows, width]; width is a multiple of 4.
+template <int64_t kRows = kChunk>
 inline void transpose_chunk(float* t, const float* rows, int64_t width) {
 #if HWY_TARGET == HWY_SCALAR
-  for (int64_t j = 0; j < kChunk; ++j)
-    for (int64_t i = 0; i < width; ++i) t[i * kChunk + j] = rows[j * width + i];
+  for (int64_t j = 0; j < kRows; ++j)
+    for (int64_t i = 0; i < width; ++i) t[i * kRows + j] = rows[j * width + i];
 #else
   // 4 x 4 blocks: pairs of rows are interleaved, then pairs of pairs.
   const hn::FixedTag<float, 4> d;
   const hn::Repartition<double, decltype(d)> d64;
   for (int64_t i = 0; i < width; i += 4) {
-    for (int64_t j = 0; j < kChunk; j += 4) {
+    for (int64_t j = 0; j < kRows; j += 4) {
       const float* from = rows + j * width + i;
       const auto r0 = hn::LoadU(d, from), r1 = hn::LoadU(d, from + width);
       const auto r2 = hn::LoadU(d, from + 2 * width), r3 = hn::LoadU(d, from + 3 * width);
@@ -84,11 +85,11 @@ inline void transpose_chunk(float* t, const float* rows, int64_t width) {
       const auto low23 = hn::BitCast(d64, hn::InterleaveLower(d, r2, r3));
       const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
       const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
-      float* to = t + i * kChunk + j;
+      float* to = t + i * kRows + j;
       hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, low01, low23)), d, to);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, low01, low23)), d, to + kChunk);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, high01, high23)), d, to + 2 * kChunk);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, high01, high23)), d, to + 3 * kChunk);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, low01, low23)), d, to + kRows);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, high01, high23)), d, to + 2 * kRows);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, high01, high23)), d, to + 3 * kRows);
     }
   }
 #endif

@@ -6,8 +6,9 @@
 // of the group, so that keys and values are brought in once for all of them.
 // A chunk of kAttentionChunk keys is widened into scratch from wherever it is stored (keys transposed, so that lanes
 // are keys), and both products are the blocks of matmul-inl.h. For a few rows, as in decode, keys and values are read
-// in place (cached_rows-inl.h). Every score is one chain over head_dim, every output one chain over the chunk's
-// positions, and chunks and splits begin at fixed absolute positions: a row's bits do not depend on the rows beside it.
+// in place (cached_rows-inl.h); for about as many as a panel has, the rows stand in the lanes (rows_in_lanes-inl.h).
+// Every score is one chain over head_dim, every output one chain over the chunk's positions, and chunks and splits
+// begin at fixed absolute positions: a row's bits do not depend on the rows beside it.
 //
 // Every split of kAttentionSplit positions has a softmax state of its own, and the states are merged in order. Where a
 // step has few blocks for its threads, splits become separate tasks, and their states wait in scratch to be merged.
@@ -33,6 +34,7 @@
 #include "eadem/kernels/cpu/attention/attention-inl.h"
 #include "eadem/kernels/cpu/attention/cached_rows-inl.h"
 #include "eadem/kernels/cpu/attention/code_scores-inl.h"
+#include "eadem/kernels/cpu/attention/rows_in_lanes-inl.h"
 #include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/linear/encode_row-inl.h"
 #include "eadem/kernels/cpu/linear/matmul-inl.h"
@@ -45,12 +47,23 @@ namespace {
 // Up to this many rows read keys and values in place; more rows do not, because every tile of rows would widen them
 // again. On AVX-512 both ways take equal time at 12 rows (bf16 and f16, head_dim 64 and 128).
 constexpr int64_t kRowsInPlace = 12;
+// Blocks of more rows than those and at most so many have them in the lanes, unless scores are sums of 8-bit products.
+constexpr int64_t kRowsInLanes = kPanelWidth;
+static_assert(kRowsInLanes <= kBlockRows / 2 && kRowsInLanes <= kChunk);
+
+bool has_rows_in_lanes(const Attention& a, int64_t rows) {
+  return rows > kRowsInPlace && rows <= kRowsInLanes && !a.byte_dots;
+}
+
 // Only blocks of at most this many rows, or of one token, are divided into splits, because split states take memory.
 constexpr int64_t kRowsOfSplits = 16;
 // Spans become tasks where there are fewer than kTasksPerThread blocks for each thread; they are then grouped into
 // about kSplitTasksPerThread tasks for each thread.
 constexpr int64_t kTasksPerThread = 4, kSplitTasksPerThread = 8;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// How keys and values reach the rows of a block.
+enum class RowsWay { in_place, in_lanes, by_scratch };
 
 struct ForwardScratch {
   float* q;                          // [rows, width]; if queries are rounded, the values of their codes
@@ -60,7 +73,7 @@ struct ForwardScratch {
   Gathered split, all;               // the state of the current split, and of all splits so far
   float* scores;                     // [rows, kChunk]
   float *keys, *values;              // [kChunk, width], of each its own
-  float* keys_t;                     // [head_dim, kChunk]
+  float* keys_t;                     // [head_dim, kChunk]; with rows in lanes, queries [head_dim, kRowsInLanes]
   float *key_scales, *value_scales;  // [kChunk]
   float* new_most;                   // [rows]
 
@@ -179,6 +192,9 @@ void load_queries(const Attention& a, const TokenBlock& b, int64_t kv_head, cons
       s.q_starts[r] = -128 * std::accumulate(codes, codes + width, int32_t{0});
     }
   }
+  if (!has_rows_in_lanes(a, rows)) return;
+  std::fill_n(s.q + rows * width, (kRowsInLanes - rows) * width, 0.0f);
+  transpose_chunk<kRowsInLanes>(s.keys_t, s.q, width);
 }
 
 // ---- The two products of a chunk: through scratch for many rows, in place for a few.
@@ -284,6 +300,52 @@ void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int6
   }
 }
 
+// With rows in lanes. Past the last key, the first one takes its place; those scores are never used. Meanwhile the
+// keys of the next chunk are prefetched, of each kLaneKeys of this one the first over `share`, which is 1 or 2.
+template <typename T>
+void scores_in_lanes(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t count,
+                     int64_t fetch_end, int64_t share, const ForwardScratch& s) {
+  const KvRows<T> rows_of{a, static_cast<const T*>(a.k), sequence, kv_head, a.head_dim};
+  float* const by_key = s.keys;  // [kChunk, kRowsInLanes]
+  for (int64_t first = 0; first < count; first += kLaneKeys) {
+    LaneKeys<T> keys;
+    for (int64_t j = 0; j < kLaneKeys; ++j) keys.rows[j] = rows_of.at(first + j < count ? start + first + j : start);
+    const int64_t later = start + kChunk + first / share;
+    keys.ahead = rows_of.at(later < fetch_end ? later : start);
+    keys.share = share;
+    lane_scores_tile(by_key + first * kRowsInLanes, s.keys_t, keys, a.head_dim);
+  }
+  transpose_chunk(s.scores, by_key, kRowsInLanes);
+}
+
+// Whether values_of_keys can read the values.
+template <typename T>
+bool values_are_of_keys(const Attention& a) {
+  return sizeof(T) > 1 && a.v == a.k && a.value_dim % (kTilePanels * kPanelWidth) == 0;
+}
+
+// Values that lie in the rows of keys, which the scores have brought into a cache. Meanwhile the second half of the
+// next chunk is prefetched: the scores alone would have to read faster than memory can.
+template <typename T>
+void values_of_keys(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t count,
+                    int64_t fetch_end, int64_t rows, const ForwardScratch& s) {
+  const int64_t width = a.value_width(), half = start + kChunk + kChunk / 2;
+  const KvRows<T> rows_of{a, static_cast<const T*>(a.v), sequence, kv_head, a.value_row};
+  Fetch fetch;
+  if (half < fetch_end)
+    fetch = Fetch(
+        rows_of.at(half),
+        rows_of.run(half, std::min(fetch_end, half + kChunk / 2)) * rows_of.stride() * static_cast<int64_t>(sizeof(T)),
+        0, 1);
+  for (int64_t j = 0; j < count;) {
+    const int64_t run = rows_of.run(start + j, start + count);
+    matmul_block(s.split.out, width, true, RowOperand{s.scores + j, kChunk, 1},
+                 PanelOperand<T>{rows_of.at(start + j), kPanelWidth, rows_of.stride()}, rows, width / kPanelWidth, run,
+                 std::exchange(fetch, Fetch()), s.values);
+    j += run;
+  }
+}
+
 // Loads the scales of an encoded cache at [start, start + count), and zeros for the rest of the chunk.
 void load_scales(float* scales, const Attention& a, const float* plane, int64_t sequence, int64_t kv_head,
                  int64_t start, int64_t count) {
@@ -307,11 +369,14 @@ void clear(const Gathered& g, int64_t rows, int64_t width) {
 // Adds the keys of a chunk to the states of the block's `rows` rows in s.split.
 template <typename T>
 void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t start, int64_t fetch_end,
-                  int64_t rows, bool in_place, const ForwardScratch& s) {
+                  int64_t rows, RowsWay way, const ForwardScratch& s) {
   constexpr bool kEncoded = std::is_same_v<T, int8_t> || std::is_same_v<T, e4m3_t>;
   const int64_t end = b.position + (b.end - b.begin), count = std::min(kChunk, end - start);
-  if (in_place || a.byte_dots)
+  const bool in_lanes = way == RowsWay::in_lanes;
+  if (way == RowsWay::in_place || a.byte_dots)
     scores_in_place<T>(a, b.sequence, kv_head, start, end, fetch_end, rows, s);
+  else if (in_lanes)
+    scores_in_lanes<T>(a, b.sequence, kv_head, start, count, fetch_end, values_are_of_keys<T>(a) ? 2 : 1, s);
   else
     scores_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
   if constexpr (kEncoded) {
@@ -319,10 +384,11 @@ void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int6
     load_scales(s.value_scales, a, a.v_scales, b.sequence, kv_head, start, count);
   }
   online_softmax<kEncoded>(a, b, start, rows, s);
-  if (in_place)
-    values_in_place<T>(a, b.sequence, kv_head, start, end, fetch_end, rows, s);
-  else
-    values_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
+  if (way == RowsWay::in_place) return values_in_place<T>(a, b.sequence, kv_head, start, end, fetch_end, rows, s);
+  if constexpr (sizeof(T) > 1)
+    if (in_lanes && values_are_of_keys<T>(a))
+      return values_of_keys<T>(a, b.sequence, kv_head, start, count, fetch_end, rows, s);
+  values_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
 }
 
 // Computes the states of the block's rows over one split of keys, in s.split. Keys and values are prefetched up to
@@ -331,14 +397,17 @@ template <typename T>
 void attend_split(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t split, int64_t end_split,
                   const ForwardScratch& s) {
   const int64_t tokens = b.end - b.begin, end = b.position + tokens;
-  const bool in_place = tokens * a.group() <= kRowsInPlace;
   clear(s.split, tokens * a.group(), a.value_width());
   const int64_t first = std::max(first_chunk(a, b.position), split * (kSplit / kChunk));
   for (int64_t start = first * kChunk; start < std::min(end, (split + 1) * kSplit); start += kChunk) {
     // Tokens before the chunk see none of its keys.
     const int64_t before = std::max<int64_t>(0, start - b.position), rows = (tokens - before) * a.group();
     const TokenBlock late{b.sequence, b.begin + before, b.end, b.position + before};
-    attend_chunk<T>(a, late, kv_head, start, std::min(end, end_split * kSplit), rows, in_place,
+    // Queries in lanes are those of all rows.
+    const RowsWay way = tokens * a.group() <= kRowsInPlace                        ? RowsWay::in_place
+                        : before == 0 && has_rows_in_lanes(a, tokens * a.group()) ? RowsWay::in_lanes
+                                                                                  : RowsWay::by_scratch;
+    attend_chunk<T>(a, late, kv_head, start, std::min(end, end_split * kSplit), rows, way,
                     s.from_row(before * a.group(), a));
   }
 }
