@@ -19,7 +19,7 @@ def defined(path):
     return set(re.findall(r"^(?:cudaError_t|bool) (\w+)\([^;]*?\) \{", path.read_text(), re.M))
 
 
-declared = {name for header in cuda.rglob("*.h") for name in re.findall(r"\b(launch_\w+|has_\w+)\(", header.read_text())}
+declared = {name for header in cuda.rglob("*.h") for name in re.findall(r"\b(launch_\w+|has_\w+|takes_\w+)\(", header.read_text())}
 wanted = set().union(*(defined(path) for path in hopper)) & declared
 called = {name for path in others for name in wanted if re.search(rf"\b{name}\b", path.read_text())}
 there = defined(left_out)
