@@ -13,6 +13,7 @@
 #include "eadem/engine/infer_engine.h"
 #include "eadem/io/gguf.h"
 #include "eadem/models/family.h"
+#include "eadem/models/graphs.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/models/parameter_reader.h"
 #include "eadem/train/trainer.h"
@@ -244,6 +245,19 @@ TEST_P(Families, ATrainingStepHasTheGradientsOfPyTorch) {
     ++compared;
   }
   EXPECT_EQ(compared, norms64.value().as_object().size());
+}
+
+TEST(NormsOverAllHeads, AreNotDividedOverTensorParallelRanks) {
+  for (const char* name : {"olmo2", "olmoe"}) {
+    const Checkpoint golden = open_checkpoint((fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / name).string());
+    const auto device = open_device("cpu", {.num_threads = 1});
+    const auto hardware = modules::AutoHardwareConfig::from_model_spec(golden.model->spec(), *device,
+                                                                       HardwareMode::accuracy, {}, "the test");
+    EXPECT_HAS(test::refusal([&] {
+                 build_training_graph(*golden.model, {.device = device.get(), .hardware = &hardware, .num_ranks = 2});
+               }),
+               "norms over all");
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Transformers, Families, testing::ValuesIn(test::kGoldenFamilies),

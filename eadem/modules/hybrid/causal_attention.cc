@@ -41,6 +41,11 @@ ValueId CausalAttention::split(BuildContext& context, const char* name, int64_t 
 ValueId CausalAttention::build_heads(BuildContext& context, const Names& names, int64_t all_heads, int64_t own_heads,
                                      ValueId flat) const {
   using QkNorm = Config::QkNorm;
+  if (config_.qk_norm_eps && config_.qk_norm == QkNorm::whole && own_heads != all_heads)
+    throw Unsupported(
+        "{}: norms over all {} heads of a token together, which are not divided over tensor-parallel "
+        "ranks; there are {}",
+        context.graph.scoped_name(names.norm), all_heads, context.num_ranks);
   const auto normalize = [&](QkNorm kind, int64_t size, ValueId value) {
     if (!config_.qk_norm_eps || config_.qk_norm != kind) return value;
     const Graph::Scope scope(context.graph, names.norm);
