@@ -158,7 +158,8 @@ TEST(FusedOps, CostIsThePartsFlopsAndTheTrafficWithoutWhatStaysInside) {
     ops::Cost parts;
     std::vector<TensorType> values(num_values(*c.fusion));
     std::vector<int> reads(values.size(), 0), writes(values.size(), 0);
-    // Of a state, parts count the rows that they use, which are the same in the fused op.
+    // A part counts the rows of a state that it uses, not the whole state. The fused op uses the same rows, so that
+    // states are left out of what it saves.
     std::vector<bool> is_state(values.size());
     for_each_part(c, [&](const PartPorts& part) {
       parts += part.op.cost(Pass::inference, part.inputs, part.outputs, c.symbols);

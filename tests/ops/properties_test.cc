@@ -477,7 +477,7 @@ TEST(AttentionProperties, SixteenRowsHaveTheBitsOfEight) {
       shared.inputs[2] = shared.inputs[1];
       half.inputs[1] = half.inputs[2] = own.inputs[1];
       for (size_t port = 3; port < half.inputs.size(); ++port) half.inputs[port] = own.inputs[port];
-      // The same values elsewhere.
+      // `own` has a copy of the keys as its values, so that the kernel cannot take one for the other.
       const TensorView& keys = own.inputs[1].view;
       if (cache.encoding == nullptr) {
         own.inputs[2] = Tensor::on_host(cache.dtype, keys.shape);

@@ -138,7 +138,7 @@ __device__ inline T block_sum(T value) {
 }
 __device__ inline float block_max(float value) { return block_reduce(value, -INFINITY, Max{}); }
 __device__ inline uint64_t block_max(uint64_t value) { return block_reduce(value, uint64_t{0}, Max{}); }
-// The same in half of the instructions.
+// The largest 32-bit integer of a block, which takes half of the instructions that 64 bits take.
 __device__ inline uint32_t block_max(uint32_t value) {
   __shared__ uint32_t warps[kWarp];
   value = __reduce_max_sync(kAllLanes, value);

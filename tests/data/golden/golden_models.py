@@ -51,7 +51,7 @@ MODELS = {
         type="llama", prompt=48, salt=17,
         config=dict(hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=2,
                     rope_parameters=rope(10000.0, rope_type="linear", factor=2.0))),
-    # What a GGUF file of the architecture can state: the pattern of six, and the usual scale of q . k.
+    # A GGUF file of gemma3 can state this model: it has the pattern of six layers and the usual scale of q . k.
     "gemma3": dict(
         type="gemma3_text", prompt=44, salt=5, classic=dict(rope_theta=1000.0, rope_local_base_freq=10000.0,
                                                             sliding_window_pattern=6),
@@ -59,7 +59,8 @@ MODELS = {
                     num_key_value_heads=1, head_dim=16, vocab_size=96, rms_norm_eps=1e-6, tie_word_embeddings=True,
                     hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=16, sliding_window=8,
                     rope_parameters={"full_attention": rope(1000.0), "sliding_attention": rope(10000.0)})),
-    # What it cannot: another order of layers, another scale, another theta of the windows; scaling on full layers.
+    # A GGUF file of gemma3 cannot state this model: the order of layers, the scale, the theta of layers with windows
+    # and the rope scaling of full layers are others.
     "gemma3_mixed": dict(
         type="gemma3_text", prompt=40, salt=3, classic=dict(rope_theta=2000.0, rope_local_base_freq=50.0),
         config=dict(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2,
@@ -74,7 +75,7 @@ MODELS = {
         config=dict(hidden_size=32, intermediate_size=40, moe_intermediate_size=20, num_hidden_layers=3,
                     num_key_value_heads=2, head_dim=12, vocab_size=96, num_experts=8, num_experts_per_tok=2,
                     mlp_only_layers=[1], norm_topk_prob=False, rms_norm_eps=1e-6, rope_parameters=rope(1000000.0))),
-    # What a GGUF file of the architecture can state: experts in every layer, weights divided by their sum.
+    # A GGUF file of qwen3moe can state this model: every layer has experts, whose weights are divided by their sum.
     "qwen3_moe_all": dict(
         type="qwen3_moe", prompt=40, salt=5, gguf=True,
         config=dict(hidden_size=32, intermediate_size=64, moe_intermediate_size=32, num_attention_heads=4,

@@ -41,7 +41,7 @@ struct DeltaRule {
   }
 };
 
-// What one token brings to one value head: rows of scratch, [key_dim] each.
+// The rows of one token for one value head, in scratch; a row has key_dim elements.
 struct DeltaTokenRows {
   float* q;      // normalized
   float* k;      // normalized

@@ -122,7 +122,7 @@ void delta_blocks(const DeltaRule& p, int64_t first, int64_t end, int64_t head, 
   if (state != nullptr) copy_blocks<kVecs>(scratch, state, rows, columns, true);
 }
 
-// The same where it lies, for a few tokens.
+// Updates the state of a head by a few tokens in place, without a copy of it in scratch.
 void delta_in_place(const DeltaRule& p, int64_t begin, int64_t end, int64_t head, float* state, float* scratch) {
   const int64_t rows = p.attrs.key_dim, columns = p.attrs.value_dim;
   const DeltaChunkRows chunk{scratch, p.attrs};

@@ -116,7 +116,7 @@ PlanPtr prepare_attention(const KernelRequest& request, Context&) {
   });
 }
 
-// What is settled once about a request of the tensor-core kernels.
+// A prepared request of the tensor-core kernels, and the launch of its calls.
 struct MmaAttention {
   AttentionAttrs attrs;
   KvCode code;
