@@ -345,7 +345,7 @@ struct AttentionParams {
   KvCode code = KvCode::none;
   const float* k_scales = nullptr;  // [num_blocks, kv_heads, block_size], with a code
   const float* v_scales = nullptr;  // likewise
-  // Only launch_attention_decode uses these members:
+  // Kernels that read a cache by tensor maps use the first; only launch_attention_decode uses those after it:
   int64_t cache_rows = 0;   // num_blocks * kv_heads * block_size
   float* states = nullptr;  // [max_splits, heads, head_dim + 2]
   int64_t max_splits = 0;   // the most splits that all sequences of a step have together

@@ -29,10 +29,11 @@ struct TileCopies {
   }
 
   // Copies a tile whose rows are `stride` elements apart. Rows outside [begin, end) are not read and become zeros;
-  // begin <= end.
+  // begin <= end. kAtATime: of the thread's rows, for which it has addresses in registers.
+  template <int kAtATime = kCount>
   __device__ void copy(uint32_t to, const __nv_bfloat16* rows, int64_t stride, int32_t begin, int32_t end) const {
     const __nv_bfloat16* from = rows + first * stride + piece * 8;
-#pragma unroll
+#pragma unroll kAtATime
     for (int i = 0; i < kCount; ++i)
       copy_16_async(to + offset_of(i), from + i * kAtOnce * stride,
                     static_cast<unsigned>(first + i * kAtOnce - begin) < static_cast<unsigned>(end - begin));

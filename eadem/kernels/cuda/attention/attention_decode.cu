@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
       }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float value = quad_max(largest[half]) * c;
+      const float value = quad_max(largest[half]);
       if (lane % 4 == 0) part_max[warp][lane / 4 + half * 8] = value;
     }
     __syncthreads();
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
       float m_here = -INFINITY;  // up to the end of the warp's chunk
 #pragma unroll
       for (int chunk = 0; chunk < kSplitChunks; ++chunk) {
-        const float larger = fmaxf(m[half], fmaxf(part_max[2 * chunk][row], part_max[2 * chunk + 1][row]));
+        const float larger = next_maximum(m[half], fmaxf(part_max[2 * chunk][row], part_max[2 * chunk + 1][row]), c);
         corrections[chunk][half] = rescale(m[half], larger);
         m[half] = larger;
         if (chunk == warp / 2) m_here = larger;

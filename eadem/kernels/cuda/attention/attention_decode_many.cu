@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int t = 0; t < kKeyTiles; ++t)
           largest = fmaxf(largest, fmaxf(scores[t][2 * half], scores[t][2 * half + 1]));
-        const float larger = fmaxf(m[half], quad_max(largest) * c), correction = rescale(m[half], larger);
+        const float larger = next_maximum(m[half], quad_max(largest), c), correction = rescale(m[half], larger);
         m[half] = larger;
         float sum = 0.0f;
 #pragma unroll

@@ -34,8 +34,8 @@ struct RowPanels {
 // The keys and values of the cache, as [rows, head_dim].
 struct CacheMaps {
   CUtensorMap k, v;
-  int box_shift;    // log2 of the rows of a box
-  int block_shift;  // of those of a block of the cache, or negative if that is no power of two
+  int box_shift = -1;    // log2 of the rows of a box, or negative if there are no maps
+  int block_shift = -1;  // of those of a block of the cache, or negative if that is no power of two
 };
 // Describes boxes of as many rows as surely lie in one block of the cache, at most `most_rows`, a power of two.
 template <int kD, typename Code>

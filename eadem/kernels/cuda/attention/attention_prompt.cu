@@ -4,12 +4,12 @@
 // keys in order. attention_tiles.cuh says what is computed.
 //
 // One warpgroup copies keys and values into a ring of chunks, and decodes those of 8-bit codes on the way; the others
-// compute 64 rows each. A warpgroup multiplies
-// the keys of the next chunk and the values of this one while it takes exponentials. The warpgroups take turns to issue
-// products, so that one has its scores while the other multiplies.
+// compute 64 rows each. A warpgroup multiplies the keys of the next chunk and the values of this one. Then it takes
+// exponentials, while another multiplies: they take turns to issue products.
 #include <type_traits>
 
 #include "eadem/kernels/cuda/attention/attention_copies.cuh"
+#include "eadem/kernels/cuda/attention/attention_panels.cuh"
 #include "eadem/kernels/cuda/attention/attention_tiles.cuh"
 #include "eadem/kernels/cuda/attention/kv_codes.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
@@ -31,7 +31,7 @@ static_assert(kChunk == kPanelColumns && kChunk == TileCopies<64>::kRows, "a chu
 
 // Sizes that depend on head_dim, and on whether keys and values are codes. Small heads leave registers for a third
 // warpgroup that computes. Heads of 256 leave none for whole rows: two warpgroups compute the same scores, and each its
-// half of the values; the queries are in shared memory.
+// half of the values. Queries are in shared memory where registers have no room for them.
 template <int kD, bool kCapped, bool kEncoded>
 struct Config {
   static constexpr bool kHalves = kD > 128;
@@ -42,9 +42,8 @@ struct Config {
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   // Registers of a thread, of the warpgroup that copies and of those that compute: multiples of 8, and together no more
   // than all threads were launched with, or they wait for each other for ever.
-  static constexpr bool kMoreForCaps = kD == 128 && kCapped && !kEncoded;
-  static constexpr int kProducerRegisters = kD <= 64 ? 32 : kMoreForCaps ? 24 : 40;
-  static constexpr int kConsumerRegisters = kD <= 64 ? 160 : kMoreForCaps ? 240 : 232;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 65536 / kThreads / 8 * 8 * (1 + kConsumers));
   static constexpr int kStages = kHalves || (kEncoded && kD > 64) ? 3 : kMostStages;
   static constexpr uint32_t kTileBytes = kD / kPanelColumns * kPanelBytes;  // keys or values of a chunk
@@ -73,6 +72,9 @@ struct Tile {
   int32_t position;       // of the first token
   int32_t begin, end;     // keys
   int32_t first_chunk;
+
+  // Whether every key of the chunk is one that the tile attends to.
+  __device__ bool has_whole(int32_t chunk) const { return chunk >= begin && chunk + kChunk <= end; }
 };
 
 // Returns false if the block has no tile. Blocks of later tokens have more keys; they start first.
@@ -109,41 +111,67 @@ __device__ bool find_tile(Tile& found, const AttentionParams& p, int rows, int l
   return false;
 }
 
-// kEven: whether every chunk lies in one block of the cache, or there is no cache. A cache may hold anything (even NaN)
-// in rows that no query attends to; they become zeros, because their product with 0 must be 0.
+// Whole chunks are boxes of tensor maps, if the maps describe any; others are copied piece by piece. kEven: whether
+// every chunk lies in one block of the cache, or there is no cache. A cache may hold anything (even NaN) in rows that
+// no query attends to; they become zeros, because their product with 0 must be 0.
 template <typename Shape, int kD, bool kEven>
-__device__ void produce(const AttentionParams& p, const Tile& tile, int32_t (&rows)[2][kChunk], uint32_t keys,
-                        uint32_t values, const Ring& key_ring, const Ring& value_ring) {
+__device__ void produce(const AttentionParams& p, const CacheMaps& maps, const Tile& tile, int32_t (&rows)[2][kChunk],
+                        uint32_t keys, uint32_t values, const Ring& key_ring, const Ring& value_ring) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   const TileCopies<kD> copies(thread);
-  const int32_t stride = tile.sequence.blocks == nullptr ? p.kv_heads * kD : kD;
-  const auto row_at = [&](int32_t chunk) {  // of the chunk's first key, or of this thread's
-    const int32_t key = kEven ? chunk : chunk + thread;
-    const bool wanted = kEven ? chunk < tile.end : thread < kChunk && key >= tile.begin && key < tile.end;
-    return wanted ? key_row(p, tile.sequence, tile.kv_head, key) : kNoRow;
+  const bool is_direct = tile.sequence.blocks == nullptr;
+  // The first warp copies boxes, a lane one of them: a panel of the rows that surely lie in one block.
+  constexpr int kPanels = kD / kPanelColumns;
+  const int panel = thread % kPanels, box_row = thread / kPanels << max(maps.box_shift, 0);
+  const bool has_box = thread < kWarp && box_row < kChunk;
+  const auto box_at = [&](int32_t chunk) {  // the row that its box begins with
+    const int32_t key = chunk + box_row;
+    if (is_direct) return tile.sequence.first_token + key - tile.sequence.first_position;
+    return has_box && key < tile.end ? key_row(p, tile.sequence, tile.kv_head, key) : kNoRow;
   };
   typename Shape::Place place;
   int buffer = 0;
-  int32_t next_row = row_at(tile.first_chunk);
-  for (int32_t chunk = tile.first_chunk; chunk < tile.end; chunk += kChunk, buffer ^= 1) {
-    const int32_t row = next_row;
-    if constexpr (!kEven) {
-      if (thread < kChunk) rows[buffer][thread] = row;
-      named_barrier_sync(kProducerBarrier, kWarpgroup);
+  int32_t next_box = box_at(tile.first_chunk);
+  for (int32_t chunk = tile.first_chunk; chunk < tile.end; chunk += kChunk) {
+    const int32_t box = next_box;
+    next_box = box_at(chunk + kChunk);  // read ahead of the copies
+    const bool is_whole = maps.box_shift >= 0 && tile.has_whole(chunk);
+    int32_t first_row = 0;  // of the chunk
+    if (!is_whole) {
+      if constexpr (kEven) {
+        first_row = key_row(p, tile.sequence, tile.kv_head, chunk);
+      } else {
+        const int32_t key = chunk + thread;
+        if (thread < kChunk)
+          rows[buffer][thread] =
+              key >= tile.begin && key < tile.end ? key_row(p, tile.sequence, tile.kv_head, key) : kNoRow;
+        named_barrier_sync(kProducerBarrier, kWarpgroup);
+      }
     }
-    next_row = row_at(chunk + kChunk);  // read ahead of the copies
-    const auto fill = [&](const void* from, uint32_t to, const Ring& ring) {
+    const auto fill = [&](const void* from, const CUtensorMap& map, uint32_t to, const Ring& ring) {
       const auto* elements = static_cast<const __nv_bfloat16*>(from);
+      const uint32_t full = ring.full_at(place.stage);
       to += static_cast<uint32_t>(place.stage) * Shape::kTileBytes;
       barrier_wait(ring.empty_at(place.stage), place.parity ^ 1);
+      if (is_whole) {
+        if (thread == 0) barrier_arrive_expecting(full, Shape::kTileBytes);
+        if (thread > 0) barrier_arrive(full);
+        if (has_box)
+          copy_box_async(
+              to + static_cast<uint32_t>(panel) * kPanelBytes + static_cast<uint32_t>(box_row) * kPanelRowBytes, map,
+              box, panel + (is_direct ? tile.kv_head * kPanels : 0), full, l2_policy<L2Policy::evict_last>());
+        return;
+      }
       if constexpr (kEven)
-        copies.copy(to, elements + int64_t{row} * kD, stride, tile.begin - chunk, tile.end - chunk);
+        copies.template copy<4>(to, elements + int64_t{first_row} * kD, is_direct ? p.kv_heads * kD : kD,
+                                tile.begin - chunk, tile.end - chunk);
       else
         copies.gather(to, elements, rows[buffer]);
-      barrier_arrive_after_copies(ring.full_at(place.stage));
+      barrier_arrive_after_copies(full);
     };
-    fill(p.k, keys, key_ring);
-    fill(p.v, values, value_ring);
+    fill(p.k, maps.k, keys, key_ring);
+    fill(p.v, maps.v, values, value_ring);
+    if (!is_whole) buffer ^= 1;
     place.advance();
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
@@ -244,30 +272,49 @@ __device__ void produce_levels(const AttentionParams& p, const Tile& tile, int32
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+// A value that all lanes of a warp have, for registers that a warp has once.
+__device__ inline int32_t uniform(int32_t value) { return __shfl_sync(kAllLanes, value, 0); }
+
+// The thread's number, where the compiler is to compute what follows from it rather than to keep it in registers.
+__device__ inline int recomputed_thread() {
+  int thread = static_cast<int>(threadIdx.x);
+  asm volatile("" : "+r"(thread));
+  return thread;
+}
+
 // The softmax state of a lane's two rows.
 struct RowState {
   float m[2] = {-INFINITY, -INFINITY}, l[2] = {};
 };
 
-// Replaces a chunk's scores by their exponentials, and updates the state. correction[half] rescales earlier sums.
-__device__ void take_exponentials(float (&s)[kKeyTiles][4], float (&correction)[2], RowState& state, float c) {
+// Packs a chunk's exponentials as left operands, once `scale(tile, p)` has scaled those of 8 keys. sum: of them before
+// that, by row. `shift`: what the row's exponents are relative to, negative.
+template <typename Scale>
+__device__ void pack_exponentials(uint32_t (&weights)[kChunk / 16][4], float (&sum)[2], const float (&s)[kKeyTiles][4],
+                                  const float (&shift)[2], float c, const Scale& scale) {
+  sum[0] = sum[1] = 0.0f;
+#pragma unroll
+  for (int t = 0; t < kKeyTiles; ++t) {
+    float p[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      p[i] = fast_exp2(fmaf(s[t][i], c, shift[i / 2]));
+      sum[i / 2] += p[i];
+    }
+    scale(t, p);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) weights[t / 2][t % 2 * 2 + half] = pack_bf16(p[2 * half], p[2 * half + 1]);
+  }
+}
+
+// The largest scores of a lane's two rows.
+__device__ void find_largest(float (&largest)[2], const float (&s)[kKeyTiles][4]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float largest = -INFINITY;
+    float lane_largest = -INFINITY;
 #pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t) largest = fmaxf(largest, fmaxf(s[t][2 * half], s[t][2 * half + 1]));
-    const float next = fmaxf(state.m[half], quad_max(largest) * c);
-    correction[half] = rescale(state.m[half], next);
-    state.m[half] = next;
-    float sum = 0.0f;
-#pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t)
-#pragma unroll
-      for (int i = 2 * half; i < 2 * half + 2; ++i) {
-        s[t][i] = probability(s[t][i], c, next);
-        sum += s[t][i];
-      }
-    state.l[half] = fmaf(state.l[half], correction[half], sum);
+    for (int t = 0; t < kKeyTiles; ++t) lane_largest = fmaxf(lane_largest, fmaxf(s[t][2 * half], s[t][2 * half + 1]));
+    largest[half] = quad_max(lane_largest);
   }
 }
 
@@ -307,49 +354,41 @@ __device__ void store_queries(uint32_t to, const AttentionParams& p, const Tile&
 }
 
 template <typename Shape, int kD, bool kCapped, bool kEncoded>
-__device__ void consume(const AttentionParams& p, const Tile& tile, uint32_t keys, uint32_t values, uint32_t scales,
-                        uint32_t queries, const Ring& key_ring, const Ring& value_ring) {
+__device__ void consume(const AttentionParams& p, bool has_boxes, const Tile& tile, uint32_t keys, uint32_t values,
+                        uint32_t scales, uint32_t queries, const Ring& key_ring, const Ring& value_ring) {
   constexpr int kConsumers = Shape::kConsumers, kValueTiles = Shape::kColumns / 8;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup - 1, next_warpgroup = (warpgroup + 1) % kConsumers;
+  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / kWarpgroup - 1);
   constexpr int kWarps = kWarpgroup / kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp - kWarps;
   const int first_row = (Shape::kHalves ? warp % kWarps : warp) * kFragmentRows;
   const int first_column = Shape::kHalves ? warpgroup * Shape::kColumns : 0;
   const int group = p.heads / p.kv_heads;
 
-  // 1. Load the queries, and find the keys that each of this lane's two rows attends to.
+  // 1. Load the queries.
   uint32_t q[Shape::kSharedQueries ? 1 : kD / 16][4];
   if constexpr (Shape::kSharedQueries)
     store_queries<Shape, kD, kEncoded>(queries, p, tile);
   else
     load_queries<kD, kEncoded>(q, p, tile.kv_head, tile.sequence.first_token + tile.token, tile.tokens, first_row,
                                lane);
-  int32_t last[2], first[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    last[half] = tile.position + min((first_row + lane / 4 + half * 8) / group, tile.tokens - 1);
-    first[half] = first_key(p, tile.sequence, last[half]);
-  }
-  // Chunks between these need no mask in this warp.
+  // Chunks from here to the position of the first query need no mask.
   const int32_t mask_before = first_key(p, tile.sequence, tile.position + tile.tokens - 1);
-  const int32_t mask_after = tile.position + min(first_row / group, tile.tokens - 1);
 
   const ScoreScale<kCapped> scale(p);
   const float c = scale.c;
   float s[kKeyTiles][4], acc[kValueTiles][4] = {}, merged[kValueTiles][4] = {};
-  float correction[2];
   uint32_t weights[kChunk / 16][4];
-  RowState state, merged_state;
+  RowState state, rows;  // of a split, and merged
   typename Shape::Place key_place, value_place;
 
-  const auto multiply_keys = [&] {
+  const auto multiply_keys = [&](int32_t first) {
     barrier_wait(key_ring.full_at(key_place.stage), key_place.parity);
-    fence_shared_for_wgmma();
+    if (!has_boxes || !tile.has_whole(first)) fence_shared_for_wgmma();
     const Operand chunk(keys + static_cast<uint32_t>(key_place.stage) * Shape::kTileBytes, 0);
-    // Queries that are in shared memory. The volatile move keeps their descriptors out of registers between chunks.
     Operand left(queries + (Shape::kHalves ? 0 : static_cast<uint32_t>(warpgroup) * Shape::kTileBytes), 0);
-    if constexpr (Shape::kSharedQueries) asm volatile("mov.u32 %0, %0;" : "+r"(left.low));
+    // The volatile move keeps descriptors out of registers between chunks, where there are too many.
+    if constexpr (Shape::kHalves) asm volatile("mov.u32 %0, %0;" : "+r"(left.low));
     pin(s);
     wgmma_fence();
 #pragma unroll
@@ -363,17 +402,18 @@ __device__ void consume(const AttentionParams& p, const Tile& tile, uint32_t key
     wgmma_commit();
     pin(s);
   };
-  const auto multiply_values = [&] {
+  const auto multiply_values = [&](int32_t first) {
     barrier_wait(value_ring.full_at(value_place.stage), value_place.parity);
-    fence_shared_for_wgmma();
+    if (!has_boxes || !tile.has_whole(first)) fence_shared_for_wgmma();
     const Operand chunk(values + static_cast<uint32_t>(value_place.stage) * Shape::kTileBytes +
                             static_cast<uint32_t>(first_column / kPanelColumns) * kPanelBytes,
                         kPanelBytes);
+    const bool is_first = first % kSplit == 0 || first == tile.first_chunk;  // of its split
     pin(acc);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kChunk / 16; ++step)
-      wgmma<Major::n>(acc, weights[step], chunk.at(step * 16 * kPanelRowBytes), true);
+      wgmma<Major::n>(acc, weights[step], chunk.at(step * 16 * kPanelRowBytes), step > 0 || !is_first);
     wgmma_commit();
     pin(acc);
   };
@@ -383,7 +423,16 @@ __device__ void consume(const AttentionParams& p, const Tile& tile, uint32_t key
     place.advance();
   };
   const auto mask = [&](int32_t chunk) {
-    if (chunk + kChunk - 1 <= mask_after && chunk >= mask_before) return;
+    if (chunk + kChunk - 1 <= tile.position && chunk >= mask_before) return;
+    // The keys that each of this lane's two rows attends to. No register has them from chunk to chunk.
+    const int thread = recomputed_thread(), lane = thread % kWarp;
+    const int row = (Shape::kHalves ? thread % kWarpgroup : thread - kWarpgroup) / kWarp * kFragmentRows + lane / 4;
+    int32_t last[2], first[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      last[half] = tile.position + min((row + half * 8) / group, tile.tokens - 1);
+      first[half] = first_key(p, tile.sequence, last[half]);
+    }
 #pragma unroll
     for (int t = 0; t < kKeyTiles; ++t)
 #pragma unroll
@@ -392,81 +441,112 @@ __device__ void consume(const AttentionParams& p, const Tile& tile, uint32_t key
         if (key > last[i / 2] || key < first[i / 2]) s[t][i] = -INFINITY;
       }
   };
-  // With codes: multiplies by the scales of a chunk's keys, or of its values.
-  const auto multiply_by_scales = [&](int32_t chunk, bool of_values) {
+  const auto take_scores = [&](int32_t chunk) {
     if constexpr (kEncoded) {
-      const uint32_t from = scales_at<Shape>(scales, chunk) + (of_values ? kChunk * 4 : 0);
 #pragma unroll
       for (int t = 0; t < kKeyTiles; ++t) {
         if (t % 2 == 0) __syncwarp();  // not all at once: that takes registers that there are not
-        multiply_tile(s[t], load_tile_scales(from, t, lane));
+        multiply_tile(s[t], load_tile_scales(scales_at<Shape>(scales, chunk), t, lane));
       }
     }
-  };
-  const auto take_scores = [&](int32_t chunk) {
-    release(key_ring, key_place);
-    multiply_by_scales(chunk, false);
     scale.cap(s);
     mask(chunk);
   };
-  const auto merge = [&](const RowState& split) {
+  const auto multiply = [](float(&sums)[kValueTiles][4], const float(&factor)[2]) {
+    if (!__any_sync(kAllLanes, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+#pragma unroll
+    for (int t = 0; t < kValueTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[t][i] *= factor[i / 2];
+  };
+  const auto merge = [&] {
+    float old_factor[2], new_factor[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float next = fmaxf(merged_state.m[half], split.m[half]);
-      const float old_factor = rescale(merged_state.m[half], next), new_factor = rescale(split.m[half], next);
-      merged_state.l[half] = fmaf(merged_state.l[half], old_factor, quad_sum(split.l[half]) * new_factor);
-      merged_state.m[half] = next;
-#pragma unroll
-      for (int t = 0; t < kValueTiles; ++t)
-#pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; ++i) {
-          merged[t][i] = fmaf(merged[t][i], old_factor, acc[t][i] * new_factor);
-          acc[t][i] = 0.0f;
-        }
+      const float next = next_maximum(rows.m[half], state.m[half], 1.0f);
+      old_factor[half] = rescale(rows.m[half], next), new_factor[half] = rescale(state.m[half], next);
+      rows.l[half] = fmaf(rows.l[half], old_factor[half], quad_sum(state.l[half]) * new_factor[half]);
+      rows.m[half] = next;
     }
+#pragma unroll
+    for (int t = 0; t < kValueTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        merged[t][i] = fmaf(acc[t][i], new_factor[i / 2], __fmul_rn(merged[t][i], old_factor[i / 2]));
+    state = {};
+  };
+  // Makes weights of a chunk's scores, and updates the state.
+  const auto take_exponentials = [&](int32_t chunk) {
+    const auto scale_by_values = [&](int t, float(&p)[4]) {
+      if constexpr (kEncoded) {
+        if (t % 2 == 0) __syncwarp();
+        multiply_tile(p, load_tile_scales(scales_at<Shape>(scales, chunk) + kChunk * 4, t, lane));
+      }
+    };
+    float sum[2], correction[2] = {1.0f, 1.0f};
+    const auto begin_again = [&] {
+      float largest[2], shift[2];
+      find_largest(largest, s);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float next = next_maximum(state.m[half], largest[half], c);
+        correction[half] = rescale(state.m[half], next);
+        state.m[half] = next;
+        shift[half] = next == -INFINITY ? 0.0f : -next;
+      }
+      pack_exponentials(weights, sum, s, shift, c, scale_by_values);
+    };
+    const bool is_first = chunk == tile.first_chunk;
+    if (is_first || chunk % kSplit == 0) {
+      release(key_ring, key_place);
+      if (!is_first) {
+        release(value_ring, value_place);
+        merge();
+      }
+      begin_again();
+    } else {
+      release(key_ring, key_place);
+      release(value_ring, value_place);
+      // Mostly the maxima stay what they are. They do if no sum says that an exponent may be larger than kSlack, or
+      // that there was no maximum.
+      constexpr float kSurelySmall = 128.0f;
+      static_assert(kSlack == 8.0f);
+      const float shift[2] = {-state.m[0], -state.m[1]};
+      pack_exponentials(weights, sum, s, shift, c, scale_by_values);
+      if (__any_sync(kAllLanes, !(sum[0] < kSurelySmall && sum[1] < kSurelySmall))) {
+        begin_again();
+        multiply(acc, correction);
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) state.l[half] = fmaf(state.l[half], correction[half], sum[half]);
   };
 
   // 2. The first chunk's probabilities. The first warpgroup begins the turns.
   if (warpgroup == kConsumers - 1) named_barrier_arrive(kTurnBarrier, 2 * kWarpgroup);
-  multiply_keys();
+  multiply_keys(tile.first_chunk);
   wgmma_wait<0>();
   pin(s);
   take_scores(tile.first_chunk);
-  take_exponentials(s, correction, state, c);
-  multiply_by_scales(tile.first_chunk, true);
-  pack_left(weights, s);
+  take_exponentials(tile.first_chunk);
 
   // 3. In each round, the products of the next chunk's keys and of this chunk's values.
   for (int32_t chunk = tile.first_chunk + kChunk; chunk < tile.end; chunk += kChunk) {
     named_barrier_sync(kTurnBarrier + warpgroup, 2 * kWarpgroup);
-    multiply_keys();
-    multiply_values();
-    named_barrier_arrive(kTurnBarrier + next_warpgroup, 2 * kWarpgroup);
-    wgmma_wait<1>();
+    multiply_keys(chunk);
+    multiply_values(chunk - kChunk);
+    const int next = recomputed_thread() / kWarpgroup;
+    named_barrier_arrive(kTurnBarrier + (next == kConsumers ? 0 : next), 2 * kWarpgroup);
+    wgmma_wait<0>();
     pin(s);
-    take_scores(chunk);
-    const bool new_split = chunk % kSplit == 0;
-    const RowState split = state;
-    if (new_split) state = RowState{};
-    take_exponentials(s, correction, state, c);
-    multiply_by_scales(chunk, true);
-    wgmma_wait<0>();  // now the registers of acc and weights may change
     pin(acc);
-    pack_left(weights, s);
-    release(value_ring, value_place);
-    if (new_split) {
-      merge(split);
-    } else if (__any_sync(kAllLanes, correction[0] != 1.0f || correction[1] != 1.0f)) {
-#pragma unroll
-      for (int t = 0; t < kValueTiles; ++t)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) acc[t][i] *= correction[i / 2];
-    }
+    take_scores(chunk);
+    take_exponentials(chunk);
   }
-  multiply_values();
+  multiply_values((tile.end - 1) / kChunk * kChunk);
   wgmma_wait<0>();
   pin(acc);
-  merge(state);
+  merge();
 
   // 4. Divide and store.
 #pragma unroll
@@ -474,7 +554,7 @@ __device__ void consume(const AttentionParams& p, const Tile& tile, uint32_t key
     const int row = first_row + lane / 4 + half * 8;
     if (row / group >= tile.tokens) continue;
     const int head = tile.kv_head * group + row % group;
-    const float factor = final_factor(merged_state.m[half], merged_state.l[half], p.sinks, head);
+    const float factor = final_factor(rows.m[half], rows.l[half], p.sinks, head);
     const int64_t token = tile.sequence.first_token + tile.token + row / group;
     auto* y = reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(p.y) + (token * p.heads + head) * kD +
                                           first_column + lane % 4 * 2);
@@ -482,13 +562,13 @@ __device__ void consume(const AttentionParams& p, const Tile& tile, uint32_t key
     for (int t = 0; t < kValueTiles; ++t)
       y[t * 4] = pack_bf16(merged[t][2 * half] * factor, merged[t][2 * half + 1] * factor);
     if (p.lse != nullptr && lane % 4 == 0 && first_column == 0)
-      p.lse[token * p.heads + head] = log_of_sum(merged_state.m[half], merged_state.l[half]);
+      p.lse[token * p.heads + head] = log_of_sum(rows.m[half], rows.l[half]);
   }
 }
 
 template <int kD, bool kCapped, typename Code>
 __global__ void __launch_bounds__(Config<kD, kCapped, Code::kEncoded>::kThreads, 1)
-    attention_prompt(AttentionParams p) {
+    attention_prompt(const __grid_constant__ AttentionParams p, const __grid_constant__ CacheMaps maps) {
   using Shape = Config<kD, kCapped, Code::kEncoded>;
   extern __shared__ __align__(1024) uint8_t memory[];
   __shared__ int32_t rows[2][kChunk];  // rows of keys and values of a chunk
@@ -520,25 +600,45 @@ __global__ void __launch_bounds__(Config<kD, kCapped, Code::kEncoded>::kThreads,
       else
         produce_levels<Shape, kD, false, Code>(p, tile, rows, keys, values, codes, scales, key_ring, value_ring);
     } else if (is_even) {
-      produce<Shape, kD, true>(p, tile, rows, keys, values, key_ring, value_ring);
+      produce<Shape, kD, true>(p, maps, tile, rows, keys, values, key_ring, value_ring);
     } else {
-      produce<Shape, kD, false>(p, tile, rows, keys, values, key_ring, value_ring);
+      produce<Shape, kD, false>(p, maps, tile, rows, keys, values, key_ring, value_ring);
     }
   } else {
     grow_registers<Shape::kConsumerRegisters>();
-    consume<Shape, kD, kCapped, Code::kEncoded>(p, tile, keys, values, keys + Shape::kScales, keys + Shape::kQueries,
-                                                key_ring, value_ring);
+    consume<Shape, kD, kCapped, Code::kEncoded>(p, maps.box_shift >= 0, tile, keys, values, keys + Shape::kScales,
+                                                keys + Shape::kQueries, key_ring, value_ring);
   }
+}
+
+// Describes boxes of keys and values; none if blocks of the cache divide chunks into boxes that are too small.
+template <int kD>
+cudaError_t make_maps(CacheMaps& maps, const AttentionParams& p) {
+  if (p.block_table != nullptr) {
+    constexpr int kLeastBoxShift = 3;
+    const cudaError_t error = make_cache_maps<kD, PlainRows>(maps, p, kChunk);
+    if (maps.box_shift < kLeastBoxShift) maps.box_shift = -1;
+    return error;
+  }
+  maps.box_shift = std::countr_zero(static_cast<unsigned>(kChunk));
+  for (const auto& [map, elements] : {std::pair(&maps.k, p.k), std::pair(&maps.v, p.v)})
+    if (const cudaError_t error = make_panel_map(*map, elements, p.tokens, int64_t{p.kv_heads} * kD, kChunk, 1);
+        error != cudaSuccess)
+      return error;
+  return cudaSuccess;
 }
 
 template <int kD, bool kCapped, typename Code>
 cudaError_t launch(const AttentionParams& p, cudaStream_t stream) {
   using Shape = Config<kD, kCapped, Code::kEncoded>;
   static_assert(Shape::kSharedBytes + sizeof(int32_t) * 2 * kChunk + 1024 <= 227 * 1024);
+  CacheMaps maps{};
+  if constexpr (!Code::kEncoded)
+    if (const cudaError_t error = make_maps<kD>(maps, p); error != cudaSuccess) return error;
   // Every sequence may end with a partial tile.
   const int64_t tiles = p.tokens / (Shape::kRows / (p.heads / p.kv_heads)) + p.sequences;
   return launch_overlapped(attention_prompt<kD, kCapped, Code>, dim3(static_cast<unsigned>(tiles * p.kv_heads)),
-                           Shape::kThreads, Shape::kSharedBytes, stream, p);
+                           Shape::kThreads, Shape::kSharedBytes, stream, p, maps);
 }
 template <int kD>
 cudaError_t launch(const AttentionParams& p, cudaStream_t stream) {

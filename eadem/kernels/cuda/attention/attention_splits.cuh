@@ -104,13 +104,13 @@ struct MergedState {
 
   // `head`: {m, l} of a split.
   __device__ void add(float2 head, const float2 (&values)[kPairs]) {
-    const float next = fmaxf(m, head.x);
+    const float next = next_maximum(m, head.x, 1.0f);
     const float old_factor = rescale(m, next), new_factor = rescale(head.x, next);
     l = fmaf(l, old_factor, head.y * new_factor);
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      acc[i].x = fmaf(acc[i].x, old_factor, values[i].x * new_factor);
-      acc[i].y = fmaf(acc[i].y, old_factor, values[i].y * new_factor);
+      acc[i].x = fmaf(values[i].x, new_factor, acc[i].x * old_factor);
+      acc[i].y = fmaf(values[i].y, new_factor, acc[i].y * old_factor);
     }
     m = next;
   }

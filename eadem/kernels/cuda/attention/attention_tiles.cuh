@@ -6,7 +6,7 @@
 //     in a cache of 8-bit codes, q . k and p v take the levels of the codes, s is multiplied by its key's scale, and p
 //     by its value's, after its sum is taken and before it is rounded
 //     with a soft cap, s becomes tanh(s * scale / cap)
-//     m' = max(m, max s * c),  c = scale * log2 e, or with a soft cap cap * log2 e
+//     m' = max s * c if max s * c - m > kSlack, and m otherwise,  c = scale * log2 e, or with a soft cap cap * log2 e
 //                                                           p = exp2(s * c - m')
 //     l' = l * exp2(m - m') + sum p                         acc' = acc * exp2(m - m') + p v, one chain over 64 keys,
 //                                                           for which p is rounded to bf16
@@ -18,6 +18,8 @@
 // A chunk or split in which the query sees no key changes none of its numbers, so a query's bits do not depend on the
 // other queries of its tile. For sums of p, each lane adds the sixteen columns of a chunk that its fragments hold, from
 // left to right, and groups of four lanes add their sums at the end of a split.
+//
+// So p is at most 2^kSlack, and sums are rescaled only where a much larger score comes.
 //
 // The query heads that share a key head are rows of one tile, so that keys are read once.
 #pragma once
@@ -33,6 +35,11 @@ constexpr int kSplit = static_cast<int>(kAttentionSplitKeys);
 constexpr int kKeyTiles = kChunk / 8;  // accumulators of 8 keys
 constexpr int kFragmentRows = 16;
 
+constexpr float kSlack = 8.0f;
+// What a state that is relative to m goes on with, when the largest score to come is `largest`.
+__device__ inline float next_maximum(float m, float largest, float c) {
+  return fmaf(largest, c, -m) > kSlack ? __fmul_rn(largest, c) : m;
+}
 // The factor that rescales sums from the maximum `from` to the maximum `to`; 0 if there was no key yet.
 __device__ inline float rescale(float from, float to) { return fast_exp2(from - (to == -INFINITY ? 0.0f : to)); }
 // exp2(s c - m); 0 for a masked score.
