@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/fusions/add_rms_norm.h"
 #include "eadem/fusions/gated_quantize.h"
 #include "eadem/fusions/linear_add.h"
@@ -263,6 +264,16 @@ void linear_cross_entropy(std::vector<FusionCase>& cases) {
            {TensorType(kF32, {Symbol::tokens, s.in}), TensorType(weight, {s.out, s.in}),
             TensorType(DType::i32, {Symbol::tokens})},
            tokens_of(s.tokens)});
+  // In 8-bit floats; gradients: fp8_head_test.cc.
+  const Encoding& e4m3 = Fp8TensorEncoding::of(Fp8Format::Kind::e4m3, false);
+  for (const LinearShape& s : {LinearShape{1, 16, 33}, {7, 17, 65}, {500, 8, 20}})
+    cases.push_back({fmt::format("linear_cross_entropy {}x{}x{} {}", s.tokens, s.in, s.out, e4m3.name()),
+                     &fusions::linear_cross_entropy(),
+                     std::make_shared<fusions::LinearCrossEntropy>(),
+                     {std::make_shared<ops::Linear>(kernels::LinearAttrs{}), std::make_shared<ops::CrossEntropy>()},
+                     {TensorType(kF32, {Symbol::tokens, s.in}, &e4m3), TensorType(kF32, {s.out, s.in}, &e4m3),
+                      TensorType(DType::i32, {Symbol::tokens})},
+                     tokens_of(s.tokens)});
 }
 
 }  // namespace

@@ -170,6 +170,9 @@ std::optional<Node> make_fused(Graph& graph, const Fusion& fusion, const Match& 
     reason = "attributes of the matched ops do not fit";
     return std::nullopt;
   }
+  // An op of the pattern may stand outside of all modules.
+  for (auto index = match.nodes.rbegin(); node.scope.empty() && index != match.nodes.rend(); ++index)
+    node.scope = graph.nodes()[static_cast<size_t>(*index)].scope;
   node.inputs.clear();
   for (int value : fusion.inputs) {
     const auto found = match.values.find(value);

@@ -5,8 +5,8 @@
 // weight do not wait for earlier kernels, so these do not allow the next kernel to begin before they have ended.
 #include <algorithm>
 
-#include "eadem/kernels/cuda/fp8_rows.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
+#include "eadem/kernels/cuda/linear/fp8_tensor.cuh"
 #include "eadem/kernels/cuda/linear/fp8_tensor.h"
 
 namespace eadem::kernels::cuda {
@@ -16,7 +16,6 @@ namespace {
 constexpr int kThreads = 256, kWidth = 8;
 constexpr int kSide = 128;  // of a tile; its codes are 16 KB
 constexpr int kRowThreads = kSide / kWidth, kRowsAtOnce = kThreads / kRowThreads, kTurns = kSide / kRowsAtOnce;
-constexpr uint32_t kInfinity = 0x7f800000u, kNan = 0x7fffffffu;
 
 // Neighbouring values as they are in memory.
 template <typename T>
@@ -64,33 +63,42 @@ __global__ void __launch_bounds__(kThreads) find_largest(QuantizeTensorParams p)
   if (threadIdx.x == 0) p.parts[blockIdx.x] = most;
 }
 
-// The codes of two quotients, the first in the lower byte: nearest even, subnormals too, and what is too large becomes
-// the largest.
-template <bool kE5m2>
-__device__ uint32_t codes_of(float first, float second) {
-  if constexpr (!kE5m2) {
-    return e4m3_codes(first, second);
-  } else {
-    uint16_t codes;
-    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
-    return codes;
-  }
+// Words of four codes of a row: tile[row % 4][row / 4][column / 4], so that neither writing by rows nor reading by
+// columns meets a bank twice.
+constexpr int kWords = kSide / 4, kPitch = kWords + 1, kPlane = kWords * kPitch + 1;
+using Tile = uint32_t[4 * kPlane];
+
+__device__ uint32_t* word_of(Tile& tile, int row, int column) {
+  return tile + row % 4 * kPlane + row / 4 * kPitch + column / 4;
 }
 
-// value / scale, correctly rounded. What is far beyond the largest code is made smaller, so that a quotient does not
-// overflow; what is not finite becomes NaN.
-__device__ float quotient_of(float value, float limit, const Divisor& divided) {
-  const float quotient = divided(fminf(fmaxf(value, -limit), limit));
-  return (__float_as_uint(value) & 0x7fffffffu) < kInfinity ? quotient : __uint_as_float(kNan);
+// Writes the tile that begins at (row, column) of a matrix [rows, columns] to the transposed one, four rows of four
+// codes at a time. All threads have filled the tile, with zeros beyond the matrix.
+__device__ void store_transposed(uint8_t* transposed, const Tile& tile, int64_t row, int64_t column, int64_t rows,
+                                 int64_t columns) {
+  const int64_t pitch = ceil_div(rows, int64_t{16}) * 16;
+#pragma unroll
+  for (int turn = 0; turn < kWords * kWords / kThreads; ++turn) {
+    const int i = static_cast<int>(threadIdx.x) + turn * kThreads, in_row = i % kWords, in_column = i / kWords;
+    uint32_t w[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) w[n] = tile[n * kPlane + in_row * kPitch + in_column];
+    // Bytes 0 and 1, then 2 and 3, of two rows side by side.
+    const uint32_t low01 = __byte_perm(w[0], w[1], 0x5140), low23 = __byte_perm(w[2], w[3], 0x5140),
+                   high01 = __byte_perm(w[0], w[1], 0x7362), high23 = __byte_perm(w[2], w[3], 0x7362);
+    const uint32_t out[4] = {__byte_perm(low01, low23, 0x5410), __byte_perm(low01, low23, 0x7632),
+                             __byte_perm(high01, high23, 0x5410), __byte_perm(high01, high23, 0x7632)};
+    if (row + in_row * 4 >= pitch || column + in_column * 4 >= columns) continue;
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+      *reinterpret_cast<uint32_t*>(transposed + (column + in_column * 4 + n) * pitch + row + in_row * 4) = out[n];
+  }
 }
 
 // A block of threads has a tile. parts: those of find_largest.
 template <typename T, bool kE5m2>
 __global__ void __launch_bounds__(kThreads) quantize_tile(QuantizeTensorParams p, int num_parts) {
-  // Words of four codes of a row: tile[row % 4][row / 4][column / 4], so that neither writing by rows nor reading by
-  // columns meets a bank twice.
-  constexpr int kWords = kSide / 4, kPitch = kWords + 1, kPlane = kWords * kPitch + 1;
-  __shared__ uint32_t tile[4 * kPlane];
+  __shared__ Tile tile;
   const int64_t row = int64_t{blockIdx.y} * kSide, column = int64_t{blockIdx.x} * kSide;
   const int own_row = static_cast<int>(threadIdx.x) / kRowThreads,
             own_column = static_cast<int>(threadIdx.x) % kRowThreads * kWidth;
@@ -112,12 +120,11 @@ __global__ void __launch_bounds__(kThreads) quantize_tile(QuantizeTensorParams p
     for (int i = threadIdx.x; i < num_parts; i += kThreads) most = max(most, p.parts[i]);
     most = block_max(most);
   }
-  constexpr float kLargest = kE5m2 ? 57344.0f : kLargestE4m3;
-  const float scale = most < kInfinity ? __uint_as_float(most) / kLargest : __uint_as_float(kNan);
+  const float scale = scale_of<kE5m2>(most);
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *p.scale = scale;
   const Divisor divided(scale);
   // Four times the largest; a scale so large that this overflows is divided by as it is.
-  const float limit = scale > 0.0f && scale < 0x1p100f ? scale * (4 * kLargest) : INFINITY;
+  const float limit = scale > 0.0f && scale < 0x1p100f ? scale * (4 * kLargestCode<kE5m2>) : INFINITY;
 
   // 2. Round.
   uint32_t seen = 0;
@@ -138,7 +145,7 @@ __global__ void __launch_bounds__(kThreads) quantize_tile(QuantizeTensorParams p
       *reinterpret_cast<uint2*>(p.codes + (row + in_tile) * p.columns + column + own_column) =
           make_uint2(words[0], words[1]);
     }
-    uint32_t* to = tile + in_tile % 4 * kPlane + in_tile / 4 * kPitch + own_column / 4;
+    uint32_t* to = word_of(tile, in_tile, own_column);
     to[0] = words[0], to[1] = words[1];
   }
   if (p.records) {
@@ -147,25 +154,39 @@ __global__ void __launch_bounds__(kThreads) quantize_tile(QuantizeTensorParams p
   }
   if (p.transposed == nullptr) return;
   __syncthreads();
+  store_transposed(p.transposed, tile, row, column, p.rows, p.columns);
+}
 
-  // 3. Transpose four rows of four codes at a time.
-  const int64_t pitch = ceil_div(p.rows, int64_t{16}) * 16;
+// A block of threads has a tile.
+__global__ void __launch_bounds__(kThreads) transpose_tile(TransposeCodesParams p) {
+  constexpr int kCodes = 16, kRowThreads = kSide / kCodes, kRowsAtOnce = kThreads / kRowThreads;
+  __shared__ Tile tile;
+  const int64_t row = int64_t{blockIdx.y} * kSide, column = int64_t{blockIdx.x} * kSide;
+  const int own_row = static_cast<int>(threadIdx.x) / kRowThreads,
+            own_column = static_cast<int>(threadIdx.x) % kRowThreads * kCodes;
+  wait_for_earlier_kernels();
 #pragma unroll
-  for (int turn = 0; turn < kWords * kWords / kThreads; ++turn) {
-    const int i = static_cast<int>(threadIdx.x) + turn * kThreads, rows = i % kWords, columns = i / kWords;
-    uint32_t w[4];
-#pragma unroll
-    for (int n = 0; n < 4; ++n) w[n] = tile[n * kPlane + rows * kPitch + columns];
-    // Bytes 0 and 1, then 2 and 3, of two rows side by side.
-    const uint32_t low01 = __byte_perm(w[0], w[1], 0x5140), low23 = __byte_perm(w[2], w[3], 0x5140),
-                   high01 = __byte_perm(w[0], w[1], 0x7362), high23 = __byte_perm(w[2], w[3], 0x7362);
-    const uint32_t out[4] = {__byte_perm(low01, low23, 0x5410), __byte_perm(low01, low23, 0x7632),
-                             __byte_perm(high01, high23, 0x5410), __byte_perm(high01, high23, 0x7632)};
-    if (row + rows * 4 >= pitch || column + columns * 4 >= p.columns) continue;
-#pragma unroll
-    for (int n = 0; n < 4; ++n)
-      *reinterpret_cast<uint32_t*>(p.transposed + (column + columns * 4 + n) * pitch + row + rows * 4) = out[n];
+  for (int turn = 0; turn < kSide / kRowsAtOnce; ++turn) {
+    const int in_tile = own_row + turn * kRowsAtOnce;
+    uint4 codes = make_uint4(0, 0, 0, 0);
+    if (row + in_tile < p.rows && column + own_column < p.columns)
+      codes = *reinterpret_cast<const uint4*>(p.codes + (row + in_tile) * p.columns + column + own_column);
+    uint32_t* to = word_of(tile, in_tile, own_column);
+    to[0] = codes.x, to[1] = codes.y, to[2] = codes.z, to[3] = codes.w;
   }
+  __syncthreads();
+  store_transposed(p.transposed, tile, row, column, p.rows, p.columns);
+}
+
+// By one block.
+__global__ void __launch_bounds__(kThreads) find_scale(ScaleParams p) {
+  wait_for_earlier_kernels();
+  uint32_t largest = 0;
+#pragma unroll 8
+  for (int64_t i = threadIdx.x; i < p.size; i += kThreads)
+    largest = max(largest, __float_as_uint(p.x[i]) & 0x7fffffffu);
+  const uint32_t most = block_max(largest);
+  if (threadIdx.x == 0) *p.scale = scale_of<true>(most);
 }
 
 template <typename T, bool kE5m2>
@@ -176,6 +197,18 @@ cudaError_t launch_tiles(const QuantizeTensorParams& p, int num_parts, cudaStrea
 }
 
 }  // namespace
+
+cudaError_t launch_transpose_codes(const TransposeCodesParams& p, cudaStream_t stream) {
+  if (p.columns % 16 != 0) return cudaErrorInvalidValue;
+  if (p.rows == 0 || p.columns == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.columns, int64_t{kSide})),
+                  static_cast<unsigned>(ceil_div(p.rows, int64_t{kSide})));
+  return launch_overlapped(transpose_tile, grid, kThreads, 0, stream, p);
+}
+
+cudaError_t launch_e5m2_scale(const ScaleParams& p, cudaStream_t stream) {
+  return launch_overlapped(find_scale, dim3(1), kThreads, 0, stream, p);
+}
 
 cudaError_t launch_quantize_tensor(const QuantizeTensorParams& p, cudaStream_t stream) {
   if (p.columns % (2 * kWidth) != 0 || (p.records && p.scaling == nullptr)) return cudaErrorInvalidValue;
