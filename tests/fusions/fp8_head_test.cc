@@ -63,9 +63,9 @@ TEST_P(HeadIn8Bits, IsThatOfTheDefinition) {
         .rows = rows, .hidden = hidden, .vocab = vocab, .x = decoded_values(x), .weight = decoded_values(weight)};
     const Tensor labels = Tensor::on_host(DType::i32, {rows}), dloss = Tensor::on_host(DType::f32, {rows});
     for (int64_t r = 0; r < rows; ++r) {
-      operands.labels.push_back(labels.view.as<int32_t>()[r] =
-                                    r % 7 == 3 ? -1 : static_cast<int32_t>(r * 101 % vocab));
-      operands.dloss.push_back(dloss.view.as<float>()[r] = (r % 3 == 0 ? -0.5f : 0.25f) / static_cast<float>(1 + r % 5));
+      operands.labels.push_back(labels.view.as<int32_t>()[r] = r % 7 == 3 ? -1 : static_cast<int32_t>(r * 101 % vocab));
+      operands.dloss.push_back(dloss.view.as<float>()[r] =
+                                   (r % 3 == 0 ? -0.5f : 0.25f) / static_cast<float>(1 + r % 5));
     }
     const Tensor before = Tensor::on_host(DType::f32, {vocab, hidden});
     for (int64_t i = 0; i < before.view.num_elements(); ++i)
@@ -108,8 +108,7 @@ TEST_P(HeadIn8Bits, IsThatOfTheDefinition) {
 
     // 2. The kernels: alone, and the loss with its gradients.
     for (const int threads : {1, 3}) {
-      const std::shared_ptr<Device> device =
-          open_device("cpu", {.num_threads = threads, .isa = isa_name(GetParam())});
+      const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = threads, .isa = isa_name(GetParam())});
       const auto run = [&](const PassCall& call) {
         const kernels::Kernel* taker = nullptr;
         for (const kernels::Kernel* kernel : op.kernels(*kernels::backends().front()))
@@ -137,8 +136,8 @@ TEST_P(HeadIn8Bits, IsThatOfTheDefinition) {
         EXPECT_TRUE(same_bits(joint[1].view, apart[1].view));
         EXPECT_TRUE(same_bits(joint[2].view, lost[0].view));
         // Each alone.
-        EXPECT_TRUE(same_bits(
-            run(call_of(Pass::backward, {x, weight, labels, lost[1], dloss}, {dx, Tensor()}))[0].view, apart[0].view));
+        EXPECT_TRUE(same_bits(run(call_of(Pass::backward, {x, weight, labels, lost[1], dloss}, {dx, Tensor()}))[0].view,
+                              apart[0].view));
         EXPECT_TRUE(
             same_bits(run(call_of(Pass::backward, {x, weight, labels, lost[1], dloss}, {Tensor(), before}))[1].view,
                       apart[1].view));

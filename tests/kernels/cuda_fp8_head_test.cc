@@ -50,8 +50,8 @@ class CudaFp8Head : public ::testing::Test {
     Encoded result{.host = Tensor::in_one_piece(dtype, shape, encoding), .memory = {}, .view = {}};
     Fp8TensorEncoding::set_scale(result.host.view, scale);
     encoding.encode_rows(result.host.view, values.view, scale, 0, shape[0]);
-    result.memory = copy_to_device(
-        device_, TensorView(result.host.view.data, DType::u8, {encoded_bytes(encoding, shape)}));
+    result.memory =
+        copy_to_device(device_, TensorView(result.host.view.data, DType::u8, {encoded_bytes(encoding, shape)}));
     result.view = view_of_planes(result.memory.view.data, encoding, dtype, shape);
     return result;
   }
@@ -61,8 +61,7 @@ class CudaFp8Head : public ::testing::Test {
     const LinearCrossEntropyAttrs attrs{.dlogits_in_e5m2 = true};
     for (const Kernel* kernel : cuda::linear_cross_entropy_kernels()) {
       if (kernel->pass != pass || kernel->name != "cuda_fp8_tensor") continue;
-      const PlanPtr plan =
-          test::plan_for(*kernel, "linear_cross_entropy", AttrsRef(attrs), inputs, outputs, *context_);
+      const PlanPtr plan = test::plan_for(*kernel, "linear_cross_entropy", AttrsRef(attrs), inputs, outputs, *context_);
       const Tensor scratch = allocate_tensor(*device_, DType::u8, {plan->scratch_bytes() + 1});
       plan->run({.inputs = inputs, .outputs = outputs, .scratch = scratch.view, .context = &*context_});
       device_->synchronize();
@@ -95,7 +94,8 @@ TEST_F(CudaFp8Head, CodesAreThoseOfThePlainGradient) {
       SCOPED_TRACE(fmt::format("{} x {}, dloss {}", rows, vocab, seed_of_all));
       const Tensor small = test::random_tensor(DType::f32, {rows, vocab}, 1);
       for (int64_t i = 0; i < rows * vocab; ++i) small.view.as<float>()[i] *= 12;
-      const Tensor logits = copy_to_device(device_, small.view), labels = test::integers_on(device_, labels_of_rows(rows, vocab));
+      const Tensor logits = copy_to_device(device_, small.view),
+                   labels = test::integers_on(device_, labels_of_rows(rows, vocab));
       const Tensor weights = test::random_tensor(DType::f32, {rows}, 2);
       for (int64_t r = 0; r < rows; ++r) weights.view.as<float>()[r] *= seed_of_all;
       const Tensor dloss = copy_to_device(device_, weights.view);
@@ -114,8 +114,8 @@ TEST_F(CudaFp8Head, CodesAreThoseOfThePlainGradient) {
                                       .dlogits = plain.view.data};
       ASSERT_EQ(launch_cross_entropy(params, stream()), cudaSuccess);
       params.dlogits = nullptr, params.loss = loss8.view.as<float>();
-      ASSERT_EQ(cuda::launch_e5m2_scale(
-                    {.x = dloss.view.as<float>(), .size = rows, .scale = scale.view.as<float>()}, stream()),
+      ASSERT_EQ(cuda::launch_e5m2_scale({.x = dloss.view.as<float>(), .size = rows, .scale = scale.view.as<float>()},
+                                        stream()),
                 cudaSuccess);
       ASSERT_EQ(cuda::launch_cross_entropy_codes(
                     {.loss = params, .scale = scale.view.as<float>(), .codes = codes.view.as<uint8_t>()}, stream()),
@@ -123,20 +123,22 @@ TEST_F(CudaFp8Head, CodesAreThoseOfThePlainGradient) {
       ASSERT_EQ(cuda::launch_transpose_codes({.codes = codes.view.as<uint8_t>(),
                                               .transposed = transposed.view.as<uint8_t>(),
                                               .rows = rows,
-                                              .columns = vocab},
+                                              .columns = vocab,
+                                              .pitch = Fp8TensorEncoding::padded_rows(rows)},
                                              stream()),
                 cudaSuccess);
       EXPECT_EQ(floats(loss8), floats(loss));
       const auto& encoding = Fp8TensorEncoding::of(HeadKind::e5m2, false);
-      const float expected_scale = encoding.scale_of(Fp8TensorEncoding::largest_magnitude(
-          TensorView(weights.view.data, DType::f32, {1, rows}), 0, 1));
+      const float expected_scale = encoding.scale_of(
+          Fp8TensorEncoding::largest_magnitude(TensorView(weights.view.data, DType::f32, {1, rows}), 0, 1));
       ASSERT_EQ(floats(scale)[0], expected_scale);
       const Tensor gradient = copy_to_host(*device_, plain.view);
       const Tensor expected = Tensor::in_one_piece(DType::f32, {rows, vocab}, encoding);
       encoding.encode_rows(expected.view, gradient.view, expected_scale, 0, rows);
       const auto same = [&](const Tensor& actual, int plane) {
         const Tensor host = copy_to_host(*device_, actual.view);
-        return std::memcmp(host.view.data, expected.view.plane(plane), static_cast<size_t>(host.view.size_bytes())) == 0;
+        return std::memcmp(host.view.data, expected.view.plane(plane), static_cast<size_t>(host.view.size_bytes())) ==
+               0;
       };
       EXPECT_TRUE(same(codes, 0));
       EXPECT_TRUE(same(transposed, 1));
@@ -150,9 +152,9 @@ TEST_F(CudaFp8Head, WhatIsNotFiniteShows) {
   const Tensor logits = copy_to_device(device_, values.view), labels = test::integers_on(device_, {1, 2, 3}),
                dloss = copy_to_device(device_, test::random_tensor(DType::f32, {kRows}, 2).view),
                codes = on_device(DType::u8, {kRows, kVocab}), scale = on_device(DType::f32, {1});
-  ASSERT_EQ(cuda::launch_e5m2_scale({.x = dloss.view.as<float>(), .size = kRows, .scale = scale.view.as<float>()},
-                                    stream()),
-            cudaSuccess);
+  ASSERT_EQ(
+      cuda::launch_e5m2_scale({.x = dloss.view.as<float>(), .size = kRows, .scale = scale.view.as<float>()}, stream()),
+      cudaSuccess);
   ASSERT_EQ(cuda::launch_cross_entropy_codes({.loss = {.logits = logits.view.data,
                                                        .labels = labels.view.as<int32_t>(),
                                                        .loss = nullptr,
@@ -186,10 +188,8 @@ double wgmma_bound(const std::vector<double>& magnitudes) {
 // x and weight are integers of up to 3 beside scales of powers of two: of 128 products no sum exceeds 2^11, so that
 // logits are exact, and almost every gradient of them has one code.
 TEST_F(CudaFp8Head, IsThatOfTheDefinition) {
-  for (const auto& [rows, hidden, vocab] : {std::tuple<int64_t, int64_t, int64_t>{1, 16, 16},
-                                            {5, 16, 48},
-                                            {33, 128, 272},
-                                            {200, 64, 1008}})
+  for (const auto& [rows, hidden, vocab] :
+       {std::tuple<int64_t, int64_t, int64_t>{1, 16, 16}, {5, 16, 48}, {33, 128, 272}, {200, 64, 1008}})
     for (const DType dtype : {DType::bf16, DType::f32}) {
       SCOPED_TRACE(fmt::format("{} x {} x {} {}", rows, hidden, vocab, dtype_name(dtype)));
       const auto integers = [](const Shape& shape, uint64_t seed, float scale) {
@@ -243,9 +243,10 @@ TEST_F(CudaFp8Head, IsThatOfTheDefinition) {
     }
 }
 
-// Chunks have 1,280 rows at this vocabulary. The largest |dloss| is in both parts, so that they have one scale.
+// Chunks have 1,280 rows at this vocabulary, and groups, whose gradients of the weight are added one after another,
+// four of them. The largest |dloss| is in both parts, so that they have one scale.
 TEST_F(CudaFp8Head, ChunksOfRowsChangeNothing) {
-  constexpr int64_t kVocab = 409600, kHidden = 16, kChunk = 1280, kRows = kChunk + 10;
+  constexpr int64_t kVocab = 409600, kHidden = 16, kGroup = 4 * 1280, kRows = kGroup + 10;
   const Tensor x_values = test::random_tensor(DType::f32, {kRows, kHidden}, 1);
   const Encoded x = encoded(x_values, DType::bf16, 1.0f / 448),
                 weight = encoded(test::random_tensor(DType::f32, {kVocab, kHidden}, 2), DType::bf16, 1.0f / 448);
@@ -258,7 +259,7 @@ TEST_F(CudaFp8Head, ChunksOfRowsChangeNothing) {
                dweight = on_device(DType::f32, {kVocab, kHidden}),
                part_dweight = on_device(DType::f32, {kVocab, kHidden});
   run(Pass::backward, {x.view, weight.view, labels.view, {}, dloss.view}, {dx.view, dweight.view, loss.view});
-  for (const auto& [row, rows] : {std::pair<int64_t, int64_t>{0, kChunk}, {kChunk, kRows - kChunk}}) {
+  for (const auto& [row, rows] : {std::pair<int64_t, int64_t>{0, kGroup}, {kGroup, kRows - kGroup}}) {
     const auto part = [&](const Tensor& tensor) { return tensor.view.rows(row, rows); };
     Tensor values = Tensor::on_host(DType::f32, {rows, kHidden});
     std::memcpy(values.view.data, part(x_values).data, static_cast<size_t>(values.view.size_bytes()));

@@ -119,8 +119,8 @@ HeadResults head_oracle(const HeadOperands& in, double dx_roundoff, LogitBound&&
       const double old = in.before.empty() ? 0 : wide(in.before[v * hidden + k]);
       dweight.value += old;
       // Chunks of rows are added one after another, at most as many as there are rows by 16.
-      dweight.bound += (std::fabs(old) + std::fabs(dweight.value) + dweight.bound) * kU *
-                       (static_cast<double>(rows) / 16 + 2);
+      dweight.bound +=
+          (std::fabs(old) + std::fabs(dweight.value) + dweight.bound) * kU * (static_cast<double>(rows) / 16 + 2);
     }
   return results;
 }

@@ -8,7 +8,8 @@
 //                dweight += dlogits^T x            e5m2, e4m3, added in f32
 //
 // A row of logits is read once: its loss and the codes of its gradient are made in one sweep. Another kernel turns the
-// codes of a chunk for dweight, whose operands lie along the rows (fp8_tensor.cc).
+// codes of a chunk for dweight, whose operands lie along the rows (fp8_tensor.cc). Turned codes are kept for several
+// chunks, a byte for each logit, so that dweight is read and written once for all of them.
 #include <algorithm>
 
 #include "eadem/core/encodings/fp8_tensor_encoding.h"
@@ -83,8 +84,8 @@ struct HeadLogits {
       : vocab(request.inputs[HeadPort::weight].fixed(0)),
         hidden(request.inputs[HeadPort::weight].fixed(1)),
         most_rows(logit_chunk_rows(vocab, request.inputs[HeadPort::x].dim(0).bind(request.bounds))),
-        plan(&device.matmul().plan(
-            {.in = hidden, .out = vocab, .result = DType::f32, .e4m3 = true, .one_scale = true}, most_rows)) {}
+        plan(&device.matmul().plan({.in = hidden, .out = vocab, .result = DType::f32, .e4m3 = true, .one_scale = true},
+                                   most_rows)) {}
 
   int64_t bytes() const { return scratch_multiple(most_rows * vocab * static_cast<int64_t>(sizeof(float))); }
 
@@ -129,14 +130,15 @@ PlanPtr prepare_loss_in_8_bits(const KernelRequest& request, Context& context) {
       logits.bytes());
 }
 
-// What the backward pass multiplies. Scratch has the logits, the codes of their gradient, those transposed, its scale.
+// What the backward pass multiplies. Scratch has the logits of a chunk and the codes of their gradient, those of a
+// group of chunks transposed, and the scale.
 struct HeadGradients {
   HeadGradients(CudaDevice& device, const KernelRequest& request)
       : logits(device, request),
-        padded_rows(Fp8TensorEncoding::padded_rows(logits.most_rows)),
+        group_rows(rows_of_group(logits, request.inputs[HeadPort::x].dim(0).bind(request.bounds))),
         codes_begin(logits.bytes()),
         transposed_begin(codes_begin + scratch_multiple(logits.most_rows * logits.vocab)),
-        scale_begin(transposed_begin + scratch_multiple(padded_rows * logits.vocab)) {
+        scale_begin(transposed_begin + scratch_multiple(group_rows * logits.vocab)) {
     // dx is a product of dlogits with the transposed weight.
     if (const TensorType& type = request.outputs[HeadPort::dx]; !is_unconnected(type))
       dx = &device.matmul().plan({.in = logits.vocab,
@@ -154,7 +156,14 @@ struct HeadGradients {
                                        .e4m3 = true,
                                        .one_scale = true,
                                        .x_is_e5m2 = true},
-                                      padded_rows);
+                                      group_rows);
+  }
+
+  // Whole chunks whose codes are 2 GB at most, and one at least; padded if it is all rows.
+  static int64_t rows_of_group(const HeadLogits& logits, int64_t tokens) {
+    constexpr int64_t kMostCodes = int64_t{1} << 31;
+    const int64_t chunks = std::max<int64_t>(kMostCodes / (logits.most_rows * logits.vocab), 1);
+    return Fp8TensorEncoding::padded_rows(std::min(chunks * logits.most_rows, std::max<int64_t>(tokens, 1)));
   }
 
   int64_t scratch_bytes() const { return scale_begin + scratch_multiple(sizeof(float)); }
@@ -172,43 +181,51 @@ struct HeadGradients {
     auto* dx_rows = static_cast<std::byte*>(elements(dx_view));
 
     EADEM_CUDA_CALL(launch_e5m2_scale({.x = dloss, .size = tokens, .scale = scale}, device.stream()));
-    for (int64_t row = 0; row < tokens; row += logits.most_rows) {
-      const int64_t rows = std::min(logits.most_rows, tokens - row);
-      logits.make(call, row, rows);
-      // A forward pass, if there was one, has left lse; it is made again, with the same bits.
-      CrossEntropyParams lost = logits.rows_of(call, row, rows);
-      lost.loss = loss == nullptr ? nullptr : loss + row;
-      lost.dloss = dloss + row;
-      EADEM_CUDA_CALL(launch_cross_entropy_codes({.loss = lost, .scale = scale, .codes = codes}, device.stream()));
-      if (dx_rows != nullptr)
-        device.matmul().run(
-            *dx,
-            {.x = codes,
-             .weight = transposed_codes_of(weight),
-             .y = dx_rows + row * logits.hidden * static_cast<int64_t>(dtype_size(dx_view.dtype)),
-             .rows = rows,
-             .x_scales = scale,
-             .weight_scales = scale_of_codes(weight)},
-            device.stream());
-      if (void* y = elements(call.outputs[HeadPort::dweight]); y != nullptr) {
-        EADEM_CUDA_CALL(launch_transpose_codes(
-            {.codes = codes, .transposed = transposed, .rows = rows, .columns = logits.vocab}, device.stream()));
-        // Added rows are zeros.
+    void* const dweight_sum = elements(call.outputs[HeadPort::dweight]);
+    for (int64_t group = 0; group < tokens; group += group_rows) {
+      const int64_t group_end = std::min(group + group_rows, tokens),
+                    pitch = Fp8TensorEncoding::padded_rows(group_end - group);
+      for (int64_t row = group; row < group_end; row += logits.most_rows) {
+        const int64_t rows = std::min(logits.most_rows, group_end - row);
+        logits.make(call, row, rows);
+        // A forward pass, if there was one, has left lse; it is made again, with the same bits.
+        CrossEntropyParams lost = logits.rows_of(call, row, rows);
+        lost.loss = loss == nullptr ? nullptr : loss + row;
+        lost.dloss = dloss + row;
+        EADEM_CUDA_CALL(launch_cross_entropy_codes({.loss = lost, .scale = scale, .codes = codes}, device.stream()));
+        if (dx_rows != nullptr)
+          device.matmul().run(*dx,
+                              {.x = codes,
+                               .weight = transposed_codes_of(weight),
+                               .y = dx_rows + row * logits.hidden * static_cast<int64_t>(dtype_size(dx_view.dtype)),
+                               .rows = rows,
+                               .x_scales = scale,
+                               .weight_scales = scale_of_codes(weight)},
+                              device.stream());
+        if (dweight_sum != nullptr)
+          EADEM_CUDA_CALL(launch_transpose_codes({.codes = codes,
+                                                  .transposed = transposed + row - group,
+                                                  .rows = rows,
+                                                  .columns = logits.vocab,
+                                                  .pitch = pitch},
+                                                 device.stream()));
+      }
+      // Added rows are zeros.
+      if (dweight_sum != nullptr)
         device.matmul().run(*dweight,
                             {.x = transposed,
-                             .weight = transposed_codes_of(x) + row,
-                             .y = y,
-                             .rows = Fp8TensorEncoding::padded_rows(rows),
+                             .weight = transposed_codes_of(x) + group,
+                             .y = dweight_sum,
+                             .rows = pitch,
                              .x_scales = scale,
                              .weight_scales = scale_of_codes(x),
                              .weight_pitch = Fp8TensorEncoding::padded_rows(tokens)},
                             device.stream());
-      }
     }
   }
 
   HeadLogits logits;
-  int64_t padded_rows, codes_begin, transposed_begin, scale_begin;
+  int64_t group_rows, codes_begin, transposed_begin, scale_begin;
   const CudaMatmul::Plan *dx = nullptr, *dweight = nullptr;
 };
 

@@ -72,11 +72,13 @@ __device__ uint32_t* word_of(Tile& tile, int row, int column) {
   return tile + row % 4 * kPlane + row / 4 * kPitch + column / 4;
 }
 
-// Writes the tile that begins at (row, column) of a matrix [rows, columns] to the transposed one, four rows of four
-// codes at a time. All threads have filled the tile, with zeros beyond the matrix.
-__device__ void store_transposed(uint8_t* transposed, const Tile& tile, int64_t row, int64_t column, int64_t rows,
-                                 int64_t columns) {
-  const int64_t pitch = ceil_div(rows, int64_t{16}) * 16;
+__host__ __device__ int64_t padded(int64_t rows) { return ceil_div(rows, int64_t{16}) * 16; }
+
+// Writes the tile that begins at (row, column) of a matrix [rows, columns] to the transposed one, whose rows are
+// `pitch` codes apart, four rows of four codes at a time. All threads have filled the tile, with zeros beyond the
+// matrix.
+__device__ void store_transposed(uint8_t* transposed, int64_t pitch, const Tile& tile, int64_t row, int64_t column,
+                                 int64_t rows, int64_t columns) {
 #pragma unroll
   for (int turn = 0; turn < kWords * kWords / kThreads; ++turn) {
     const int i = static_cast<int>(threadIdx.x) + turn * kThreads, in_row = i % kWords, in_column = i / kWords;
@@ -88,7 +90,7 @@ __device__ void store_transposed(uint8_t* transposed, const Tile& tile, int64_t 
                    high01 = __byte_perm(w[0], w[1], 0x7362), high23 = __byte_perm(w[2], w[3], 0x7362);
     const uint32_t out[4] = {__byte_perm(low01, low23, 0x5410), __byte_perm(low01, low23, 0x7632),
                              __byte_perm(high01, high23, 0x5410), __byte_perm(high01, high23, 0x7632)};
-    if (row + in_row * 4 >= pitch || column + in_column * 4 >= columns) continue;
+    if (row + in_row * 4 >= padded(rows) || column + in_column * 4 >= columns) continue;
 #pragma unroll
     for (int n = 0; n < 4; ++n)
       *reinterpret_cast<uint32_t*>(transposed + (column + in_column * 4 + n) * pitch + row + in_row * 4) = out[n];
@@ -154,7 +156,7 @@ __global__ void __launch_bounds__(kThreads) quantize_tile(QuantizeTensorParams p
   }
   if (p.transposed == nullptr) return;
   __syncthreads();
-  store_transposed(p.transposed, tile, row, column, p.rows, p.columns);
+  store_transposed(p.transposed, padded(p.rows), tile, row, column, p.rows, p.columns);
 }
 
 // A block of threads has a tile.
@@ -175,7 +177,7 @@ __global__ void __launch_bounds__(kThreads) transpose_tile(TransposeCodesParams 
     to[0] = codes.x, to[1] = codes.y, to[2] = codes.z, to[3] = codes.w;
   }
   __syncthreads();
-  store_transposed(p.transposed, tile, row, column, p.rows, p.columns);
+  store_transposed(p.transposed, p.pitch, tile, row, column, p.rows, p.columns);
 }
 
 // By one block.
@@ -199,7 +201,7 @@ cudaError_t launch_tiles(const QuantizeTensorParams& p, int num_parts, cudaStrea
 }  // namespace
 
 cudaError_t launch_transpose_codes(const TransposeCodesParams& p, cudaStream_t stream) {
-  if (p.columns % 16 != 0) return cudaErrorInvalidValue;
+  if (p.columns % 16 != 0 || p.pitch % 16 != 0 || p.pitch < padded(p.rows)) return cudaErrorInvalidValue;
   if (p.rows == 0 || p.columns == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(ceil_div(p.columns, int64_t{kSide})),
                   static_cast<unsigned>(ceil_div(p.rows, int64_t{kSide})));

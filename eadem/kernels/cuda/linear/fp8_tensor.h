@@ -30,8 +30,8 @@ inline constexpr int kTensorParts = 1024;
 
 struct TransposeCodesParams {
   const uint8_t* codes;  // [rows, columns]; columns are a multiple of 16
-  uint8_t* transposed;   // [columns, rows rounded up to a multiple of 16]; what is added is 0
-  int64_t rows, columns;
+  uint8_t* transposed;   // [columns, rows rounded up to a multiple of 16], `pitch` codes apart; what is added is 0
+  int64_t rows, columns, pitch;
 };
 [[nodiscard]] cudaError_t launch_transpose_codes(const TransposeCodesParams& params, cudaStream_t stream);
 

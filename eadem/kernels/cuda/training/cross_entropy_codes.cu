@@ -16,7 +16,7 @@ struct GradientCodes {
   __device__ void operator()(const RowLogits<float>& logits, const RowLoss& loss) const {
     const Divisor divided(*scale);
     uint8_t* to = codes + loss.row * loss.vocab;
-    logits.each_four([&](int32_t column, const float (&four)[4]) {
+    logits.each_four([&](int32_t column, const float(&four)[4]) {
       float quotients[4];
 #pragma unroll
       for (int n = 0; n < 4; ++n) quotients[n] = quotient_of(loss.gradient_of(four[n], column + n), INFINITY, divided);
