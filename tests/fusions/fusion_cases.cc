@@ -5,6 +5,7 @@
 
 #include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/fusions/add_rms_norm.h"
+#include "eadem/fusions/gated_activation_quantize.h"
 #include "eadem/fusions/gated_quantize.h"
 #include "eadem/fusions/linear_add.h"
 #include "eadem/fusions/linear_cross_entropy.h"
@@ -276,6 +277,37 @@ void linear_cross_entropy(std::vector<FusionCase>& cases) {
                      tokens_of(s.tokens)});
 }
 
+void gated_quantize(std::vector<FusionCase>& cases) {
+  const TensorType scaling = ops::Quantize::scaling_type();
+  for (const ActivationKind kind : {ActivationKind::silu, ActivationKind::gelu_tanh})
+    for (const int64_t tokens : {0, 1, 5, 130})
+      for (const int64_t width : {16, 272}) {
+        const TensorType values(kF32, {Symbol::tokens, width});
+        const auto quantize_to = [](Fp8Format::Kind to) {
+          return std::make_shared<ops::Quantize>(kernels::QuantizeAttrs{&Fp8TensorEncoding::of(to, true)});
+        };
+        const auto name = [&](const fusions::Fusion& fusion) {
+          return fmt::format("{} {}x{} {}", fusion.name, tokens, width, ops::activation_name(kind));
+        };
+        const Encoding *e4m3 = &Fp8TensorEncoding::of(Fp8Format::Kind::e4m3, true),
+                       *e5m2 = &Fp8TensorEncoding::of(Fp8Format::Kind::e5m2, true);
+        cases.push_back({name(fusions::gated_activation_quantize()),
+                         &fusions::gated_activation_quantize(),
+                         std::make_shared<fusions::GatedActivationQuantize>(kernels::GatedQuantizeAttrs{kind, e4m3}),
+                         {std::make_shared<ops::GatedActivation>(kernels::ActivationAttrs{kind}),
+                          quantize_to(Fp8Format::Kind::e4m3)},
+                         {values, values, scaling},
+                         tokens_of(tokens)});
+        cases.push_back(
+            {name(fusions::gated_gradients_quantize()),
+             &fusions::gated_gradients_quantize(),
+             std::make_shared<fusions::GatedGradientsQuantize>(kernels::GatedQuantizeAttrs{kind, e5m2}),
+             {fusions::gated_gradients(kind), quantize_to(Fp8Format::Kind::e5m2), quantize_to(Fp8Format::Kind::e5m2)},
+             {values, values, values, scaling, scaling},
+             tokens_of(tokens)});
+      }
+}
+
 }  // namespace
 
 std::vector<FusionCase> fusion_cases() {
@@ -289,6 +321,7 @@ std::vector<FusionCase> fusion_cases() {
   rope_kv_append(cases);
   rope_append_attention(cases);
   linear_cross_entropy(cases);
+  gated_quantize(cases);
   return cases;
 }
 

@@ -315,6 +315,28 @@ TEST(Fp8Training, LearnsAsFastAsPlainProducts) {
   }
 }
 
+// Gated activations and their gradients may be rounded where they are made, if nothing else reads them: with delayed
+// scales, and without biases, whose gradients sum plain values. No kernel of the CPU does it.
+TEST(Fp8Training, GatedActivationsAreMatchedWithTheirRounding) {
+  const auto matched = [](const std::string& folder, const char* products) {
+    const Trainer trainer(models::open_checkpoint(golden(folder).string()).model, open_device("cpu"),
+                          {.products = products_from_name(products), .batch_tokens = 256});
+    std::map<std::string, int> found;
+    for (const pipeline::FusionDecision& decision : trainer.training_program().fusion_decisions())
+      if (decision.fusion.starts_with("gated_")) {
+        ++found[decision.fusion];
+        EXPECT_FALSE(decision.applied);
+        EXPECT_EQ(decision.reason, "no kernel on cpu");
+        EXPECT_NE(decision.scope.find(".mlp"), std::string::npos) << decision.scope;
+      }
+    return found;
+  };
+  const std::map<std::string, int> both = {{"gated_activation_quantize", 2}, {"gated_gradients_quantize", 2}};
+  EXPECT_EQ(matched("llama", "fp8_tensor_delayed"), both);
+  for (const char* products : {"plain", "fp8_block128", "fp8_tensor"})
+    EXPECT_TRUE(matched("llama", products).empty()) << products;
+}
+
 // Tied weights are rounded for the head alone, and both of their readers add to one gradient.
 TEST(Fp8Training, ATiedHeadIsRoundedAndTheEmbeddingIsNot) {
   const std::string folder = golden("qwen2").string();

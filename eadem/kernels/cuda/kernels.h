@@ -38,6 +38,8 @@ KernelList sample_kernels();
 KernelList all_reduce_kernels();
 KernelList add_rms_norm_kernels();
 KernelList quantize_kernels();
+KernelList gated_activation_quantize_kernels();
+KernelList gated_gradients_quantize_kernels();
 KernelList rms_norm_quantize_kernels();
 KernelList add_rms_norm_quantize_kernels();
 KernelList linear_gated_activation_kernels();

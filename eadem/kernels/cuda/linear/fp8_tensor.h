@@ -12,21 +12,37 @@
 
 namespace eadem::kernels::cuda {
 
-// A matrix in Fp8TensorEncoding.
-struct QuantizeTensorParams {
-  const void* x;        // [rows, columns] dtype; columns are a multiple of 16
+// A matrix [rows, columns] in Fp8TensorEncoding, and what its scale comes from; columns are a multiple of 16.
+struct TensorCodes {
   uint8_t* codes;       // [rows, columns]
   uint8_t* transposed;  // [columns, rows rounded up to a multiple of 16], or null: not wanted
   float* scale;         // [1]
-  float* scaling;       // [2], or null: the scale is that of x (kernels/quantize.h)
+  float* scaling;       // [2], or null: the scale is that of the values (kernels/quantize.h)
   bool records;         // scaling[1] becomes the largest magnitude
   uint32_t* parts;      // [kTensorParts]: scratch
+};
+inline constexpr int kTensorParts = 1024;
+
+struct QuantizeTensorParams {
+  const void* x;  // [rows, columns] dtype
+  TensorCodes to;
   int64_t rows, columns;
   DType dtype;
   bool is_e5m2;  // else e4m3
 };
-inline constexpr int kTensorParts = 1024;
 [[nodiscard]] cudaError_t launch_quantize_tensor(const QuantizeTensorParams& params, cudaStream_t stream);
+
+// A gated activation in codes, or its gradients (kernels/elementwise.h), rounded to dtype before.
+struct GatedCodesParams {
+  const void *gate, *up;  // [rows, columns] dtype
+  const void* dy;         // likewise; null: the activation itself
+  TensorCodes to[2];      // the activation; or dgate and dup
+  int64_t rows, columns;
+  DType dtype;
+  ActivationKind kind;
+  bool is_e5m2;  // else e4m3
+};
+[[nodiscard]] cudaError_t launch_gated_codes(const GatedCodesParams& params, cudaStream_t stream);
 
 struct TransposeCodesParams {
   const uint8_t* codes;  // [rows, columns]; columns are a multiple of 16
