@@ -138,6 +138,7 @@ if wants tests || wants generic; then
   run_tests kernels_cuda_encoded_test
   run_tests kernels_cuda_fp8_test
   run_tests kernels_cuda_fp8_tensor_test
+  run_tests kernels_cuda_fp8_head_test
   run_tests kernels_cuda_int8_test
   run_tests kernels_cuda_attention_test
   run_tests kernels_cuda_cross_entropy_test
@@ -170,6 +171,7 @@ if wants sanitizer; then
   run_sanitizer memcheck kernels_cuda_int8_test 'CudaInt8.Fused*:CudaInt8.Rows*'
   run_sanitizer memcheck kernels_cuda_fp8_test 'CudaFp8.ProductsAre*:CudaFp8.Blocks*:CudaFp8.Gradients*'
   run_sanitizer memcheck kernels_cuda_fp8_tensor_test 'CudaFp8Tensor.WhatIs*:CudaFp8Tensor.Delayed*'
+  run_sanitizer memcheck kernels_cuda_fp8_head_test 'CudaFp8Head.WhatIs*:CudaFp8Head.CodesAre*'
   run_sanitizer memcheck kernels_cuda_attention_test '*Gradient*3heads*:*CudaAppend*'
   run_sanitizer memcheck kernels_cuda_attention_test '*Decode*14heads*fp8*'
   for tool in memcheck racecheck; do
@@ -219,6 +221,8 @@ elif [[ -x "$bin/eadem" ]]; then
     run_program "llama-3.2-1b-$products-training" eadem_training_bench benchmarks/models/llama-3.2-1b.json --batch 8 \
       --sequence 2048 --products "$products"
   done
+  run_program llama-3.2-1b-fp8_head-training eadem_training_bench benchmarks/models/llama-3.2-1b.json --batch 8 \
+    --sequence 2048 --products fp8_tensor_delayed --head-products fp8_tensor_delayed
   echo "=== eadem_cuda_bench"
   timeout 300 "$bin/eadem_cuda_bench" --json > "$logs/kernels.json" 2> "$logs/kernels.log" ||
     printf 'eadem_cuda_bench\tfailed\t%s\n' "$(tail -n 1 "$logs/kernels.log")" >> "$logs/steps.tsv"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-//   eadem_training_bench CONFIG [--device cuda] [--weights bf16] [--products plain] [--batch 8] [--sequence 2048]
-//                        [--steps 5] [--json | --ops]
+//   eadem_training_bench CONFIG [--device cuda] [--weights bf16] [--products plain] [--head-products plain]
+//                        [--batch 8] [--sequence 2048] [--steps 5] [--json | --ops]
 //
 // Times optimizer steps of a model with random weights in the shape of a config.json, on random tokens: the forward
 // pass, the backward pass and AdamW. One step is a pass over batch x sequence tokens; two steps go before those that
@@ -31,7 +31,7 @@ using namespace eadem;
 using Clock = std::chrono::steady_clock;
 
 struct Options {
-  std::string config, device = "cpu", weights = "bf16", products = "plain";
+  std::string config, device = "cpu", weights = "bf16", products = "plain", head_products = "plain";
   int64_t batch = 8, sequence = 2048;
   int steps = 5;
   bool json = false, ops = false;
@@ -95,6 +95,7 @@ void measure(const Options& options) {
   train::Trainer trainer(model, device,
                          {.weights = options.weights == "f32" ? DType::f32 : DType::bf16,
                           .products = train::products_from_name(options.products),
+                          .head_products = train::head_products_from_name(options.head_products),
                           .batch_tokens = options.batch * options.sequence});
   trainer.load_random(1, 0.02);
   const train::Batch batch = random_batch(options, model->info().vocab);
@@ -113,13 +114,13 @@ void measure(const Options& options) {
     // One row in the form of `eadem bench --json`.
     fmt::print(
         "{{\"schema\": \"eadem_training_bench/1\", \"device\": \"{}\", \"weights\": \"{}\", \"products\": \"{}\", "
-        "\"parameters\": {}, "
+        "\"head_products\": \"{}\", \"parameters\": {}, "
         "\"flops_per_second\": {:.6g}, \"loss\": {:.6f}, \"results\": [{{\"test\": \"training\", \"tokens\": {}, "
         "\"depth\": 0, \"batch\": {}, \"tokens_per_second\": {:.1f}, \"lowest\": {:.1f}, \"highest\": {:.1f}, "
         "\"share_of_roofline\": {:.4f}}}]}}\n",
-        device->description(), options.weights, options.products, trainer.num_parameters(), flops, loss,
-        options.sequence, options.batch, tokens / median, tokens / seconds.back(), tokens / seconds.front(),
-        flops / device->rates().flops_per_second);
+        device->description(), options.weights, options.products, options.head_products, trainer.num_parameters(),
+        flops, loss, options.sequence, options.batch, tokens / median, tokens / seconds.back(),
+        tokens / seconds.front(), flops / device->rates().flops_per_second);
     return;
   }
   fmt::print("{} on {}: {:.0f} tokens/s, {:.1f} ms a step ({:.1f} to {:.1f}), {:.1f} TFLOP/s, loss {:.4f}\n",
@@ -138,6 +139,8 @@ int main(int argc, char** argv) {
   app.add_option("--weights", options.weights, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}));
   app.add_option("--products", options.products, "what linear layers multiply")
       ->check(CLI::IsMember(train::product_names()));
+  app.add_option("--head-products", options.head_products, "what the output layer multiplies")
+      ->check(CLI::IsMember(train::head_product_names()));
   app.add_option("--batch", options.batch, "sequences of a step")->check(CLI::Range(int64_t{1}, int64_t{65536}));
   app.add_option("--sequence", options.sequence, "tokens of a sequence")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));

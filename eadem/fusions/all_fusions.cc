@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/fusions/add_rms_norm.h"
+#include "eadem/fusions/gated_activation_quantize.h"
 #include "eadem/fusions/gated_quantize.h"
 #include "eadem/fusions/linear_add.h"
 #include "eadem/fusions/linear_cross_entropy.h"
@@ -28,7 +29,9 @@ std::span<const Fusion* const> all_fusions() {
                                       &linear_qkv(),
                                       &add_rms_norm_quantize(),
                                       &rms_norm_quantize(),
-                                      &linear_gated_activation_quantize()};
+                                      &linear_gated_activation_quantize(),
+                                      &gated_activation_quantize(),
+                                      &gated_gradients_quantize()};
   return all;
 }
 

@@ -20,6 +20,7 @@ struct PatternNode {
   std::vector<int> inputs;   // port order
   std::vector<int> outputs;  // port order
   bool commutative = false;  // the first two inputs may be exchanged
+  bool backward = false;     // a node of the backward pass, with the ports of that; else of another one
 };
 
 struct Fusion {
@@ -37,6 +38,8 @@ struct Fusion {
   bool in_inference = true;
   // The pattern has quantize ops, which there are only once all other fusions were tried (pipeline/passes/precision.h).
   bool after_rounding = false;
+  // Likewise in training, where nodes of both passes are there then: the fused op has no backward pass.
+  bool after_autograd = false;
   // Makes the fused op from the matched ops (in the order of `nodes`), or null when their attributes do not fit.
   ops::OpPtr (*make)(std::span<const ops::Op* const> matched);
 };

@@ -14,7 +14,8 @@ ops::OpPtr make(std::span<const ops::Op* const> matched) {
   // Logits that the graph rounds to bf16 have another loss than those of this op.
   const auto& linear = matched[0]->attrs().get<kernels::LinearAttrs>();
   if (linear.out_dtype != DType::f32) return nullptr;
-  return std::make_shared<LinearCrossEntropy>(kernels::LinearCrossEntropyAttrs{linear.matmul_input});
+  return std::make_shared<LinearCrossEntropy>(kernels::LinearCrossEntropyAttrs{
+      linear.matmul_input, matched[1]->attrs().get<kernels::CrossEntropyAttrs>().dlogits_in_e5m2});
 }
 
 }  // namespace
@@ -31,10 +32,16 @@ const Fusion& linear_cross_entropy() {
 }
 
 LinearCrossEntropy::LinearCrossEntropy(const kernels::LinearCrossEntropyAttrs& attrs)
-    : FusedOp(linear_cross_entropy(), {std::make_shared<ops::Linear>(kernels::LinearAttrs{
-                                           .out_dtype = DType::f32, .matmul_input = attrs.matmul_input}),
-                                       std::make_shared<ops::CrossEntropy>()}),
+    : FusedOp(linear_cross_entropy(),
+              {std::make_shared<ops::Linear>(
+                   kernels::LinearAttrs{.out_dtype = DType::f32, .matmul_input = attrs.matmul_input}),
+               std::make_shared<ops::CrossEntropy>(kernels::CrossEntropyAttrs{attrs.dlogits_in_e5m2})}),
       attrs_(attrs) {}
+
+std::string LinearCrossEntropy::attrs_text() const {
+  const std::string loss = part(1).attrs_text();
+  return loss.empty() ? part(0).attrs_text() : fmt::format("{} {}", part(0).attrs_text(), loss);
+}
 
 std::vector<TensorType> LinearCrossEntropy::extra_types(std::span<const TensorType> in) const {
   return {TensorType(DType::f32, {in[kX].dim(0)})};

@@ -22,7 +22,7 @@ class LinearCrossEntropy final : public FusedOp {
   }
   std::vector<ops::Port> outputs() const override { return {{"loss"}}; }
   ops::AttrsRef attrs() const override { return ops::AttrsRef(attrs_); }
-  std::string attrs_text() const override { return part(0).attrs_text(); }
+  std::string attrs_text() const override;
   bool has_backward() const override { return true; }
   std::vector<ops::Saved> saved() const override {
     using Kind = ops::Saved::Kind;

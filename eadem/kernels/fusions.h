@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Patterns that one kernel serves in one sweep, beyond those laid down beside their ops (rope_kv_append in kv_append.h,
-// linear_cross_entropy in cross_entropy.h). All but the first are inference only.
+// linear_cross_entropy in cross_entropy.h). Inference only, where nothing else is said.
 //
 // add_rms_norm: sum = a + b; y = rms_norm(sum, weight)
 //   inputs   a, b [tokens, hidden] f32 or bf16; weight [hidden].   outputs: sum (in inference it may alias a), y;
@@ -17,6 +17,14 @@
 //   inputs   x [tokens, in]; gate_weight, up_weight [out, in] (parameters).   outputs: y [tokens, out].
 // linear_gated_activation_quantize: y = quantize(f(x gate_weight^T) * (x up_weight^T))
 //   ports and attributes of linear_gated_activation; y is encoded as round_to says.
+// gated_activation_quantize: y = quantize(f(gate) * up); training, in the forward pass
+//   inputs   gate, up [tokens, width] of one dtype; scaling (kernels/quantize.h).   outputs: y, in a delayed
+//   Fp8TensorEncoding; scaling. Attributes: GatedQuantizeAttrs.
+// gated_gradients_quantize: dgate = quantize(dy * up * f'(gate)), dup = quantize(dy * f(gate)); training, a kernel of
+// the forward pass though its node stands in the backward one
+//   inputs   gate, up, dy [tokens, width] of one dtype; dgate_scaling, dup_scaling.   outputs: dgate, in a delayed
+//   Fp8TensorEncoding; dgate_scaling; dup, likewise; dup_scaling. Attributes: GatedQuantizeAttrs.
+// Both round values to the dtype of gate before they become codes, so the bits are those of the separate ops.
 // linear_add: y = x weight^T + bias + residual
 //   inputs   x, weight, bias (optional), residual [tokens, out].   outputs: y (may alias residual). Attributes:
 //   LinearAttrs.
@@ -42,6 +50,11 @@ struct LinearGatedActivationAttrs {
   DType out_dtype = DType::f32;
   MatmulInput matmul_input = MatmulInput::int8;  // how far x may be rounded
   const Encoding* round_to = nullptr;            // linear_gated_activation_quantize: of y
+};
+
+struct GatedQuantizeAttrs {
+  ActivationKind kind = ActivationKind::silu;
+  const Encoding* to = nullptr;
 };
 
 }  // namespace eadem::kernels

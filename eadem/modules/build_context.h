@@ -11,6 +11,7 @@
 #include "eadem/core/candidate.h"
 #include "eadem/modules/auto_hardware_config.h"
 #include "eadem/modules/state_spec.h"
+#include "eadem/ops/quantize.h"
 #include "eadem/pipeline/graph.h"
 
 namespace eadem::modules {
@@ -74,6 +75,14 @@ struct BuildContext {
   ValueId add_state(const StateSpec& state) {
     states.push_back(state);
     return graph.add_state(state.name, storage_type(state, cache));
+  }
+  // Adds the rounding of a plain parameter to `to`, and the state of a delayed scale, named after the parameter.
+  ValueId rounded(ValueId parameter, const Encoding* to) {
+    std::vector<ValueId> inputs = {parameter};
+    if (ops::Quantize::has_scaling(to))
+      inputs.push_back(
+          graph.add_state(ops::Quantize::scaling_name(graph.value(parameter).name), ops::Quantize::scaling_type()));
+    return graph.add(std::make_shared<ops::Quantize>(kernels::QuantizeAttrs{to}), std::move(inputs))[0];
   }
   // How many tokens each sequence's prompt has, an input of the graph that is added on first use.
   ValueId prompt_length() {

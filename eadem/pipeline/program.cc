@@ -84,12 +84,10 @@ void Program::cover_graph() {
   if (training && environment_.seeds_come_first && !environment_.op_by_op)
     join_losses(graph_, device, environment_.bounds, differentiated_.forward_end);
   insert_quantize(graph_, device, environment_.bounds, training, differentiated_.forward_end);
-  if (!training) {
-    fusion_options.after_rounding = true;
-    for (FusionDecision& decision : fuse(graph_, device, environment_.bounds, fusion_options))
-      fusion_decisions_.push_back(std::move(decision));
-    differentiated_.forward_end = graph_.nodes().size();
-  }
+  fusion_options.after_rounding = true;
+  for (FusionDecision& decision :
+       fuse(graph_, device, environment_.bounds, fusion_options, &differentiated_.forward_end))
+    fusion_decisions_.push_back(std::move(decision));
   choices_ = cover(graph_, device, environment_.bounds);
 }
 

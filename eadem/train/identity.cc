@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "eadem/core/encodings/fp8_tensor_encoding.h"
+#include "eadem/ops/quantize.h"
 
 namespace eadem::train {
 
@@ -42,7 +42,8 @@ Identity identity_of(const Recipe& recipe, const io::JsonValue& config, const In
   add("training.sequence_length", t.sequence_length);
   add("training.weights", dtype_name(t.weights));
   if (t.products != nullptr) add("training.products", t.products->name());
-  if (const Fp8TensorEncoding* tensor = Fp8TensorEncoding::of(t.products); tensor != nullptr && tensor->is_delayed())
+  if (t.head_products != nullptr) add("training.head_products", t.head_products->name());
+  if (ops::Quantize::has_scaling(t.products) || ops::Quantize::has_scaling(t.head_products))
     add("training.amax_history", t.amax_history);
   add("training.learning_rate", t.learning_rate);
   add("training.min_learning_rate", t.min_learning_rate);

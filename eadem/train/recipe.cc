@@ -192,6 +192,9 @@ Recipe load_recipe(const std::string& path) {
   std::string products = "plain";
   training.choice("products", product_names(), products);
   t.products = products_from_name(products);
+  std::string head_products = "plain";
+  training.choice("head_products", head_product_names(), head_products);
+  t.head_products = head_products_from_name(head_products);
   training.integer("amax_history", t.amax_history, 1, 1 << 16);
   training.number("learning_rate", t.learning_rate, 0, 100);
   t.min_learning_rate = tenth_of(t.learning_rate);

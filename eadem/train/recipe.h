@@ -31,18 +31,19 @@ struct Recipe {
   Texts eval;
 
   struct Training {
-    int64_t steps = 0;                   // optimizer steps
-    int64_t batch_tokens = 4096;         // tokens of one pass; with accumulation, a step sees several
-    int64_t accumulation = 1;            // passes per optimizer step
-    int64_t sequence_length = 512;       // longest piece of a document; longer documents are divided
-    DType weights = DType::f32;          // "f32", or "bf16" with f32 master copies
-    const Encoding* products = nullptr;  // one of product_names() (TrainerOptions)
-    int64_t amax_history = 16;           // steps (TrainerOptions)
-    double learning_rate = 1e-3;         // peak
-    double min_learning_rate = 1e-4;     // at the end of the cosine; a tenth of the peak unless stated
-    int64_t warmup_steps = 100;          // linear from 0
-    int64_t decay_steps = 0;             // where the cosine ends; 0: at the number of `steps` with which the run began
-    double weight_decay = 0.1;           // on matrices; vectors are not decayed
+    int64_t steps = 0;                        // optimizer steps
+    int64_t batch_tokens = 4096;              // tokens of one pass; with accumulation, a step sees several
+    int64_t accumulation = 1;                 // passes per optimizer step
+    int64_t sequence_length = 512;            // longest piece of a document; longer documents are divided
+    DType weights = DType::f32;               // "f32", or "bf16" with f32 master copies
+    const Encoding* products = nullptr;       // one of product_names() (TrainerOptions)
+    const Encoding* head_products = nullptr;  // one of head_product_names()
+    int64_t amax_history = 16;                // steps (TrainerOptions)
+    double learning_rate = 1e-3;              // peak
+    double min_learning_rate = 1e-4;          // at the end of the cosine; a tenth of the peak unless stated
+    int64_t warmup_steps = 100;               // linear from 0
+    int64_t decay_steps = 0;    // where the cosine ends; 0: at the number of `steps` with which the run began
+    double weight_decay = 0.1;  // on matrices; vectors are not decayed
     double beta1 = 0.9;
     double beta2 = 0.95;
     double eps = 1e-8;

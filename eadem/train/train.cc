@@ -34,6 +34,7 @@ constexpr double kNoEval = std::numeric_limits<double>::quiet_NaN();
 TrainerOptions trainer_options(const Recipe::Training& t) {
   return {.weights = t.weights,
           .products = t.products,
+          .head_products = t.head_products,
           .amax_history = t.amax_history,
           .batch_tokens = t.batch_tokens,
           .beta1 = t.beta1,

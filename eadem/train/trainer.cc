@@ -62,15 +62,23 @@ std::array<Products, 4> all_products() {
            {"fp8_tensor_delayed", &Fp8TensorEncoding::of(kWeights, true)}}};
 }
 
-void check_products(const Encoding* products) {
+// The output layer has kernels for operands with one scale.
+std::vector<Products> all_head_products() {
+  std::vector<Products> result;
+  for (const Products& one : all_products())
+    if (one.encoding == nullptr || Fp8TensorEncoding::of(one.encoding) != nullptr) result.push_back(one);
+  return result;
+}
+
+void check_products(const char* option, const Encoding* products, std::span<const Products> all) {
   std::vector<std::string_view> known;
   bool is_known = false;
-  for (const Products& one : all_products()) {
+  for (const Products& one : all) {
     is_known = is_known || one.encoding == products;
     if (one.encoding != nullptr) known.push_back(one.encoding->name());
   }
   if (!is_known)
-    throw InvalidArgument("products in {} cannot be trained; expected {}", products->name(), fmt::join(known, ", "));
+    throw InvalidArgument("{} in {} cannot be trained; expected {}", option, products->name(), fmt::join(known, ", "));
 }
 
 // The name of products that check_products accepts.
@@ -80,21 +88,29 @@ std::string_view name_of_products(const Encoding* products) {
   EADEM_UNREACHABLE("products without a name");
 }
 
+std::vector<std::string> names_of(std::span<const Products> all) {
+  std::vector<std::string> names;
+  for (const Products& one : all) names.emplace_back(one.name);
+  return names;
+}
+
+const Encoding* from_name(const char* option, std::string_view name, std::span<const Products> all) {
+  for (const Products& one : all)
+    if (name == one.name) return one.encoding;
+  throw InvalidArgument("{} is '{}'; expected one of {}", option, name, fmt::join(names_of(all), ", "));
+}
+
 constexpr const char* kAmaxPrefix = "amax.";
 constexpr int64_t kScalingPitch = 16;  // f32: states begin at multiples of 64 bytes
 
 }  // namespace
 
-std::vector<std::string> product_names() {
-  std::vector<std::string> names;
-  for (const Products& one : all_products()) names.emplace_back(one.name);
-  return names;
-}
+std::vector<std::string> product_names() { return names_of(all_products()); }
+std::vector<std::string> head_product_names() { return names_of(all_head_products()); }
 
-const Encoding* products_from_name(std::string_view name) {
-  for (const Products& one : all_products())
-    if (name == one.name) return one.encoding;
-  throw InvalidArgument("products is '{}'; expected one of {}", name, fmt::join(product_names(), ", "));
+const Encoding* products_from_name(std::string_view name) { return from_name("products", name, all_products()); }
+const Encoding* head_products_from_name(std::string_view name) {
+  return from_name("head_products", name, all_head_products());
 }
 
 Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device,
@@ -103,14 +119,17 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   if (options.weights != DType::f32 && options.weights != DType::bf16)
     throw InvalidArgument("weights of {} cannot be trained; expected f32 or bf16", dtype_name(options.weights));
   check_options(options);
-  check_products(options.products);
-  if (!ops::Quantize::has_scaling(options.products) && options.amax_history != TrainerOptions{}.amax_history)
+  check_products("products", options.products, all_products());
+  check_products("head_products", options.head_products, all_head_products());
+  if (!ops::Quantize::has_scaling(options.products) && !ops::Quantize::has_scaling(options.head_products) &&
+      options.amax_history != TrainerOptions{}.amax_history)
     throw InvalidArgument(
         "amax_history is {}, but products are '{}'; only fp8_tensor_delayed takes scales from earlier steps",
         options.amax_history, name_of_products(options.products));
   HardwareOverrides overrides;
   overrides.weights = options.weights;
   if (options.products != nullptr) overrides.rounded_weights = options.products;
+  if (options.head_products != nullptr) overrides.rounded_head = options.head_products;
   // Weights in f32 are for f32 training, also where the device would rather have 16-bit activations.
   if (options.weights == DType::f32) overrides.activations = DType::f32;
   hardware_ = modules::AutoHardwareConfig::from_model_spec(model_->spec(), *device_, HardwareMode::performance,

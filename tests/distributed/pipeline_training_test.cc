@@ -217,9 +217,10 @@ TEST(PipelineTraining, ProductsIn8BitFloatsHaveTheBitsOfOneRank) {
   for (const char* products : {"fp8_tensor", "fp8_tensor_delayed"}) {
     SCOPED_TRACE(products);
     train::TrainerOptions options = unclipped();
-    options.products = train::products_from_name(products);
+    options.products = options.head_products = train::products_from_name(products);
     for (const int passes : {1, 3, 4}) compare(*model, {.pp = 3}, passes, options);
     compare(*model, {.dp = 2, .pp = 2}, 2, options);
+    options.head_products = nullptr;  // refused over tp
     compare(*model, {.tp = 2, .pp = 2}, 3, options);
   }
 }

@@ -30,9 +30,10 @@ struct TrainedRank {
 
 // Steps over the same passes; `passes` are this rank's.
 TrainedRank train_rank(const models::Model& model, const Mesh& mesh, const std::vector<Batch>& passes, int steps,
-                       double balancing = 0, const Encoding* products = nullptr) {
+                       double balancing = 0, const Encoding* products = nullptr, const Encoding* head = nullptr) {
   train::TrainerOptions options;
   options.products = products;
+  options.head_products = head;
   options.batch_tokens = 64;
   options.router_aux_loss_coef = balancing;
   Trainer trainer(std::shared_ptr<const models::Model>(std::shared_ptr<void>(), &model),
@@ -212,6 +213,19 @@ RoundedRun train_rounded(const models::Model& model, const Mesh& mesh, const cha
   return result;
 }
 
+// Ranks of tp divide the vocabulary, and no kernel makes the loss together with a part of the head.
+TEST(TensorParallelTraining, ARoundedHeadIsRefused) {
+  const auto model = SmallModel{}.make();
+  run_mesh({.tp = 2}, [&](const Mesh& mesh) {
+    const std::string message = refusal([&] {
+      train_rank(*model, mesh, {make_batch(512, 3, 1)}, 1, 0, nullptr, train::head_products_from_name("fp8_tensor"));
+    });
+    EXPECT_NE(message.find("the output layer is not rounded to fp8_e4m3_current where 2 ranks of tp divide it"),
+              std::string::npos)
+        << message;
+  });
+}
+
 // One scale for a tensor, of which each rank has a part: that of the largest magnitude of all parts. A weight's is one
 // rank's to the bit, and so is its history.
 TEST(TensorParallelTraining, AScaleForATensorIsThatOfAllParts) {
@@ -341,13 +355,16 @@ TEST(DataParallelTraining, StepsAreOneRanksToTheBitWhereNoTokenStandsInBothBatch
       Batch& pass = passes.emplace_back(make_batch(512, 3, 1 + rank));
       for (size_t i = 0; i < pass.token_ids.size(); ++i) pass.token_ids[i] = static_cast<int32_t>(i) * ranks + rank;
     }
-    for (const char* products : {"plain", "fp8_tensor", "fp8_tensor_delayed"}) {
-      SCOPED_TRACE(fmt::format("{} ranks, products {}", ranks, products));
-      const Encoding* to = train::products_from_name(products);
-      const TrainedRank one = train_rank(*model, {}, passes, 3, 0, to);
+    for (const auto& [products, of_head] : {std::pair{"plain", "plain"},
+                                            {"fp8_tensor", "plain"},
+                                            {"fp8_tensor_delayed", "plain"},
+                                            {"fp8_tensor_delayed", "fp8_tensor_delayed"}}) {
+      SCOPED_TRACE(fmt::format("{} ranks, products {}, head {}", ranks, products, of_head));
+      const Encoding *to = train::products_from_name(products), *head = train::head_products_from_name(of_head);
+      const TrainedRank one = train_rank(*model, {}, passes, 3, 0, to, head);
       run_mesh({.dp = ranks}, [&](const Mesh& mesh) {
         const TrainedRank own =
-            train_rank(*model, mesh, {passes[static_cast<size_t>(mesh.rank(MeshAxis::dp))]}, 3, 0, to);
+            train_rank(*model, mesh, {passes[static_cast<size_t>(mesh.rank(MeshAxis::dp))]}, 3, 0, to, head);
         EXPECT_EQ(own.losses, one.losses);
         EXPECT_EQ(own.norms, one.norms);
         for (const auto& [name, expected] : one.weights) EXPECT_TRUE(same_bits(own.weights.at(name), expected)) << name;

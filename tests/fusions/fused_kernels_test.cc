@@ -131,7 +131,7 @@ TEST_P(FusedKernels, HaveTheBitsOfTheKernelsTheyReplace) {
 TEST_P(FusedKernels, GradientsOfTheLossAreThoseOfTheParts) {
   const std::vector<std::shared_ptr<Device>> devices = devices_of(GetParam());
   for (const FusionCase& c : fusion_cases()) {
-    if (c.fusion->name != "linear_cross_entropy") continue;
+    if (c.fusion->name != "linear_cross_entropy" || c.inputs[0].encoding != nullptr) continue;
     SCOPED_TRACE(c.name);
     const std::vector<Tensor> inputs = make_inputs(c, 11);
     const ExpectedCall fused = *expected_call({c.name, c.fused, c.inputs, c.symbols}, Pass::backward, inputs, 11);
@@ -204,7 +204,7 @@ TEST_P(FusedKernels, GradientsOfTheLossAreThoseOfTheParts) {
 TEST_P(FusedKernels, TheLossAndItsGradientsInOnePassAreThoseOfTwo) {
   for (const auto& device : devices_of(GetParam()))
     for (const FusionCase& c : fusion_cases()) {
-      if (c.fusion->name != "linear_cross_entropy") continue;
+      if (c.fusion->name != "linear_cross_entropy" || c.inputs[0].encoding != nullptr) continue;
       SCOPED_TRACE(c.name);
       const ops::Workload row{c.name, c.fused, c.inputs, c.symbols};
       const std::vector<Tensor> inputs = make_inputs(c, 13);

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 
+#include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/fusions/add_rms_norm.h"
+#include "eadem/fusions/gated_activation_quantize.h"
 #include "eadem/fusions/gated_quantize.h"
 #include "eadem/fusions/linear_add.h"
 #include "eadem/fusions/linear_cross_entropy.h"
@@ -263,6 +265,47 @@ void linear_cross_entropy(std::vector<FusionCase>& cases) {
            {TensorType(kF32, {Symbol::tokens, s.in}), TensorType(weight, {s.out, s.in}),
             TensorType(DType::i32, {Symbol::tokens})},
            tokens_of(s.tokens)});
+  // In 8-bit floats; gradients: fp8_head_test.cc.
+  const Encoding& e4m3 = Fp8TensorEncoding::of(Fp8Format::Kind::e4m3, false);
+  for (const LinearShape& s : {LinearShape{1, 16, 33}, {7, 17, 65}, {500, 8, 20}})
+    cases.push_back({fmt::format("linear_cross_entropy {}x{}x{} {}", s.tokens, s.in, s.out, e4m3.name()),
+                     &fusions::linear_cross_entropy(),
+                     std::make_shared<fusions::LinearCrossEntropy>(),
+                     {std::make_shared<ops::Linear>(kernels::LinearAttrs{}), std::make_shared<ops::CrossEntropy>()},
+                     {TensorType(kF32, {Symbol::tokens, s.in}, &e4m3), TensorType(kF32, {s.out, s.in}, &e4m3),
+                      TensorType(DType::i32, {Symbol::tokens})},
+                     tokens_of(s.tokens)});
+}
+
+void gated_quantize(std::vector<FusionCase>& cases) {
+  const TensorType scaling = ops::Quantize::scaling_type();
+  for (const ActivationKind kind : {ActivationKind::silu, ActivationKind::gelu_tanh})
+    for (const int64_t tokens : {0, 1, 5, 130})
+      for (const int64_t width : {16, 272}) {
+        const TensorType values(kF32, {Symbol::tokens, width});
+        const auto quantize_to = [](Fp8Format::Kind to) {
+          return std::make_shared<ops::Quantize>(kernels::QuantizeAttrs{&Fp8TensorEncoding::of(to, true)});
+        };
+        const auto name = [&](const fusions::Fusion& fusion) {
+          return fmt::format("{} {}x{} {}", fusion.name, tokens, width, ops::activation_name(kind));
+        };
+        const Encoding *e4m3 = &Fp8TensorEncoding::of(Fp8Format::Kind::e4m3, true),
+                       *e5m2 = &Fp8TensorEncoding::of(Fp8Format::Kind::e5m2, true);
+        cases.push_back({name(fusions::gated_activation_quantize()),
+                         &fusions::gated_activation_quantize(),
+                         std::make_shared<fusions::GatedActivationQuantize>(kernels::GatedQuantizeAttrs{kind, e4m3}),
+                         {std::make_shared<ops::GatedActivation>(kernels::ActivationAttrs{kind}),
+                          quantize_to(Fp8Format::Kind::e4m3)},
+                         {values, values, scaling},
+                         tokens_of(tokens)});
+        cases.push_back(
+            {name(fusions::gated_gradients_quantize()),
+             &fusions::gated_gradients_quantize(),
+             std::make_shared<fusions::GatedGradientsQuantize>(kernels::GatedQuantizeAttrs{kind, e5m2}),
+             {fusions::gated_gradients(kind), quantize_to(Fp8Format::Kind::e5m2), quantize_to(Fp8Format::Kind::e5m2)},
+             {values, values, values, scaling, scaling},
+             tokens_of(tokens)});
+      }
 }
 
 }  // namespace
@@ -278,6 +321,7 @@ std::vector<FusionCase> fusion_cases() {
   rope_kv_append(cases);
   rope_append_attention(cases);
   linear_cross_entropy(cases);
+  gated_quantize(cases);
   return cases;
 }
 

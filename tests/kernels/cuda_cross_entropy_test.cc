@@ -92,7 +92,7 @@ TEST_P(CudaLinearCrossEntropy, HasTheBitsOfItsParts) {
                part_dx = make(dtype, {rows, hidden}), part_dweight = make(DType::f32, {vocab, hidden});
   const LinearAttrs linear;
   const CastAttrs cast{dtype};
-  const NoAttrs none;
+  const CrossEntropyAttrs plain;
   for (int64_t row = 0; row < rows; row += chunk) {
     const int64_t count = std::min(chunk, rows - row);
     const auto part = [&](const Tensor& tensor) { return tensor.view.rows(row, count); };
@@ -100,9 +100,9 @@ TEST_P(CudaLinearCrossEntropy, HasTheBitsOfItsParts) {
                  rounded = make(dtype, {count, vocab});
     run_pass(cuda::linear_kernels(), "linear", Pass::forward, AttrsRef(linear), {part(x), weight.view, {}},
              {logits.view}, context, device);
-    run_pass(cuda::cross_entropy_kernels(), "cross_entropy", Pass::forward, AttrsRef(none), {logits.view, part(labels)},
-             {part(part_loss), part(part_lse)}, context, device);
-    run_pass(cuda::cross_entropy_kernels(), "cross_entropy", Pass::backward, AttrsRef(none),
+    run_pass(cuda::cross_entropy_kernels(), "cross_entropy", Pass::forward, AttrsRef(plain),
+             {logits.view, part(labels)}, {part(part_loss), part(part_lse)}, context, device);
+    run_pass(cuda::cross_entropy_kernels(), "cross_entropy", Pass::backward, AttrsRef(plain),
              {logits.view, part(labels), part(part_lse), part(dloss)}, {dlogits.view}, context, device);
     run_pass(cuda::cast_kernels(), "cast", Pass::inference, AttrsRef(cast), {dlogits.view}, {rounded.view}, context,
              device);

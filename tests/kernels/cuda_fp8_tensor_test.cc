@@ -15,6 +15,7 @@
 #include "eadem/kernels/backend.h"
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/cuda/kernels.h"
+#include "eadem/kernels/fusions.h"
 #include "eadem/kernels/linear.h"
 #include "eadem/kernels/quantize.h"
 #include "tests/kernels/cuda_operands.h"
@@ -158,6 +159,67 @@ TEST_F(CudaFp8Tensor, DelayedScalesAreThoseOfTheState) {
             EXPECT_EQ(after.view.as<float>()[0], given);
             EXPECT_EQ(after.view.as<float>()[1], pass == Pass::forward ? std::max(before, seen) : before);
           }
+}
+
+// The activation and its gradients, rounded as they are made, have the bits of kernels apart: codes, scales, and what
+// was seen. Without a scale from earlier steps, with one that is too small for the values, and beside values that are
+// not finite.
+TEST_F(CudaFp8Tensor, GatedActivationsAreRoundedAsTheirPartsAre) {
+  const auto scaling_of = [&](float given) {
+    const Tensor state = Tensor::on_host(DType::f32, {2});
+    state.view.as<float>()[0] = given, state.view.as<float>()[1] = 0.0f;
+    return copy_to_device(device_, state.view);
+  };
+  const auto expect_same = [&](const EncodedTensor& actual, const Tensor& seen, const EncodedTensor& expected,
+                               const Tensor& expected_seen, const char* what) {
+    EXPECT_EQ(test::bytes_of(*device_, actual.memory.view), test::bytes_of(*device_, expected.memory.view)) << what;
+    EXPECT_EQ(test::bytes_of(*device_, seen.view), test::bytes_of(*device_, expected_seen.view)) << what;
+  };
+  for (const ActivationKind kind : {ActivationKind::silu, ActivationKind::gelu_tanh, ActivationKind::relu2})
+    for (const DType dtype : {DType::bf16, DType::f32})
+      for (const Shape& shape : kTensorShapes)
+        for (const float given : {0.0f, 0.001f, 3.0f}) {
+          SCOPED_TRACE(fmt::format("{} {} given {}", dtype_name(dtype), to_string(shape), given));
+          const Tensor values = test::random_tensor(DType::f32, shape, 1);
+          for (int64_t i = 0; i < shape.num_elements(); ++i) values.view.as<float>()[i] *= 6;
+          if (given == 3.0f)
+            values.view.as<float>()[shape.num_elements() / 2] = -std::numeric_limits<float>::infinity();
+          const Tensor gate = copy_to_device(device_, converted_on_host(values.view, dtype).view),
+                       up = test::random_on(device_, dtype, shape, 2), dy = test::random_on(device_, dtype, shape, 3);
+          const Tensor y = allocate_tensor(*device_, dtype, shape), dgate = allocate_tensor(*device_, dtype, shape),
+                       dup = allocate_tensor(*device_, dtype, shape);
+          const ActivationAttrs activation{kind};
+          const KernelList parts = cuda::gated_activation_kernels();
+          run(tensor_kernel_of(parts, "cuda_elements", Pass::inference), "gated_activation", AttrsRef(activation),
+              {gate.view, up.view}, {y.view});
+          run(tensor_kernel_of(parts, "cuda_elements", Pass::backward), "gated_activation", AttrsRef(activation),
+              {gate.view, up.view, dy.view}, {dgate.view, dup.view});
+          const auto part = [&](const Tensor& x, TensorKind to, const Tensor& scaling) {
+            return rounded(x, Fp8TensorEncoding::of(to, true), Pass::forward, scaling.view);
+          };
+          const auto empty = [&](TensorKind to) {
+            return part(allocate_tensor(*device_, dtype, shape), to, scaling_of(1.0f));  // other codes
+          };
+          {
+            const Tensor seen = scaling_of(given), expected_seen = scaling_of(given);
+            const EncodedTensor codes = empty(TensorKind::e4m3), expected = part(y, TensorKind::e4m3, expected_seen);
+            const GatedQuantizeAttrs attrs{kind, codes.view.encoding};
+            run(tensor_kernel_of(cuda::gated_activation_quantize_kernels(), "cuda_tensor", Pass::forward),
+                "gated_activation_quantize", AttrsRef(attrs), {gate.view, up.view, seen.view}, {codes.view, seen.view});
+            expect_same(codes, seen, expected, expected_seen, "y");
+          }
+          const Tensor gate_seen = scaling_of(given), up_seen = scaling_of(given),
+                       expected_gate_seen = scaling_of(given), expected_up_seen = scaling_of(given);
+          const EncodedTensor gate_codes = empty(TensorKind::e5m2), up_codes = empty(TensorKind::e5m2),
+                              expected_gate = part(dgate, TensorKind::e5m2, expected_gate_seen),
+                              expected_up = part(dup, TensorKind::e5m2, expected_up_seen);
+          const GatedQuantizeAttrs attrs{kind, gate_codes.view.encoding};
+          run(tensor_kernel_of(cuda::gated_gradients_quantize_kernels(), "cuda_tensor", Pass::forward),
+              "gated_gradients_quantize", AttrsRef(attrs), {gate.view, up.view, dy.view, gate_seen.view, up_seen.view},
+              {gate_codes.view, gate_seen.view, up_codes.view, up_seen.view});
+          expect_same(gate_codes, gate_seen, expected_gate, expected_gate_seen, "dgate");
+          expect_same(up_codes, up_seen, expected_up, expected_up_seen, "dup");
+        }
 }
 
 // A wgmma adds 32 products to a sum, after it aligned all to the largest of them and cut them; it keeps 13 bits behind

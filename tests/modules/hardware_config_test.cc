@@ -7,6 +7,7 @@
 
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/modules/modules.h"
 #include "tests/support/refusal.h"
 
@@ -149,7 +150,13 @@ TEST(HardwareConfigDiff, ListsExactlyTheLeavesThatDiffer) {
   EXPECT_NE(diff(a, b).find("precision.rounded_weights: none (generic default, eadem) | fp8_e4m3_block128 (explicit "
                             "argument, recipe)"),
             std::string::npos);
-  EXPECT_EQ(options(a).size(), 10u);
+  EXPECT_EQ(diff(a, b).find("precision.rounded_head"), std::string::npos);
+  HardwareOverrides{.rounded_head = &Fp8TensorEncoding::of(Fp8Format::Kind::e4m3, true)}.apply_to(
+      b, OptionSource::explicit_argument, "recipe");
+  EXPECT_NE(diff(a, b).find("precision.rounded_head: none (generic default, eadem) | fp8_e4m3_delayed (explicit "
+                            "argument, recipe)"),
+            std::string::npos);
+  EXPECT_EQ(options(a).size(), 11u);
 }
 
 TEST(AutoHardwareConfig, ComputeLeavesNameTheFusionsTheySwitchOff) {

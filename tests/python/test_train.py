@@ -48,6 +48,12 @@ def test_products_in_8_bit_floats_with_one_scale(products):
     loss, _ = trainer.step(tokens, learning_rate=1e-3)
     plain = json.loads((GOLDEN / "llama" / "train.json").read_text())["f64"]["loss"][0]
     assert abs(loss - golden) < abs(plain - golden) / 20
+    golden = json.loads((GOLDEN / "llama" / "fp8_head.json").read_text())["losses_f64"][0]
+    trainer = eadem.Trainer(GOLDEN / "llama", products=products, head_products=products, batch_tokens=256)
+    loss, _ = trainer.step(tokens, learning_rate=1e-3)
+    assert abs(loss - golden) < abs(plain - golden) / 20
+    with pytest.raises(eadem.InvalidArgument, match="head_products is 'fp8_block128'; expected one of plain, fp8_tensor,"):
+        eadem.Trainer(GOLDEN / "llama", head_products="fp8_block128")
     with pytest.raises(eadem.InvalidArgument, match="amax_history is 0; expected 1 to"):
         eadem.Trainer(GOLDEN / "llama", products=products, amax_history=0)
     with pytest.raises(eadem.InvalidArgument, match="amax_history is 4, but products are 'plain'"):

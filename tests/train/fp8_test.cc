@@ -40,9 +40,14 @@ struct Llama {
   Tensor tokens = io::open_weights(folder + "/train.safetensors")->get("tokens");
   Batch batch = batch_of(tokens, 0);
 
-  Trainer trainer(const Encoding* products, DType weights = DType::f32, int64_t amax_history = 16) const {
+  Trainer trainer(const Encoding* products, DType weights = DType::f32, int64_t amax_history = 16,
+                  const Encoding* head = nullptr) const {
     Trainer result(checkpoint.model, open_device("cpu"),
-                   {.weights = weights, .products = products, .amax_history = amax_history, .batch_tokens = 256});
+                   {.weights = weights,
+                    .products = products,
+                    .head_products = head,
+                    .amax_history = amax_history,
+                    .batch_tokens = 256});
     result.load(checkpoint);
     return result;
   }
@@ -52,9 +57,10 @@ constexpr const char* kSaved[] = {"model.layers.0.self_attn.q_proj.weight", "mod
                                   "model.layers.1.mlp.gate_proj.weight"};
 
 // As TheFirstStepIsThatOfPyTorch has it. `plain` has made the same step without rounding.
-void expect_gradients(const Trainer& trainer, const Trainer& plain, const std::string& file) {
+void expect_gradients(const Trainer& trainer, const Trainer& plain, const std::string& file,
+                      std::span<const char* const> names = kSaved) {
   const auto gradients = io::open_weights(file);
-  for (const char* name : kSaved) {
+  for (const char* name : names) {
     const std::vector<float> want = values_of(gradients->get(name));
     const double rounding = distance(values_of(plain.gradient(name)), want);
     EXPECT_GT(rounding, 0) << name;
@@ -98,6 +104,22 @@ TEST(Fp8Training, TheFirstStepWithOneScaleIsThatOfPyTorch) {
   }
 }
 
+// The head, too, with the constant scale of the gradient of its logits. The norm before it has the gradient of its x.
+TEST(Fp8Training, TheFirstStepWithARoundedHeadIsThatOfPyTorch) {
+  const Llama llama;
+  const double expected = io::JsonReader::read(llama.folder + "/fp8_head.json").numbers("losses_f64")[0];
+  Trainer plain = llama.trainer(nullptr);
+  const double plain_loss = plain.step(std::span(&llama.batch, 1), 1e-3).loss;
+  for (const Encoding* products : one_scale()) {
+    SCOPED_TRACE(products->name());
+    Trainer trainer = llama.trainer(products, DType::f32, 16, products);
+    EXPECT_NEAR(trainer.step(std::span(&llama.batch, 1), 1e-3).loss, expected, std::abs(plain_loss - expected) / 20);
+    expect_gradients(trainer, plain, llama.folder + "/fp8_head.safetensors");
+    constexpr const char* kHead[] = {"lm_head.weight", "model.norm.weight"};
+    expect_gradients(trainer, plain, llama.folder + "/fp8_head.safetensors", kHead);
+  }
+}
+
 // Four steps of different batches with a history of two, so that the first is forgotten; weights stay as they are.
 TEST(Fp8Training, DelayedScalesAreThoseOfPyTorch) {
   const Llama llama;
@@ -128,10 +150,14 @@ TEST(Fp8Training, DelayedScalesAreThoseOfPyTorch) {
 
 TEST(Fp8Training, EvaluatesWithTheBitsOfTheTrainingPass) {
   const Llama llama;
-  for (const char* products : {"fp8_block128", "fp8_tensor", "fp8_tensor_delayed"})
+  for (const auto& [products, head] : {std::pair{"fp8_block128", "plain"},
+                                       {"fp8_tensor", "plain"},
+                                       {"fp8_tensor_delayed", "plain"},
+                                       {"fp8_tensor", "fp8_tensor"},
+                                       {"plain", "fp8_tensor_delayed"}})
     for (const DType weights : {DType::f32, DType::bf16}) {
-      SCOPED_TRACE(products);
-      Trainer trainer = llama.trainer(products_from_name(products), weights);
+      SCOPED_TRACE(fmt::format("{}, head {}", products, head));
+      Trainer trainer = llama.trainer(products_from_name(products), weights, 16, head_products_from_name(head));
       for (int step = 0; step < 2; ++step) {
         const auto [loss, count] = trainer.evaluate(llama.batch);
         const std::vector<float> evaluated = trainer.last_token_losses();
@@ -193,7 +219,7 @@ TEST(Fp8Training, ResumesTheHistoryBitForBit) {
   const Llama llama;
   const Encoding* delayed = products_from_name("fp8_tensor_delayed");
   const auto batch = [&](int64_t step) { return batch_of(llama.tokens, step); };
-  Trainer trainer = llama.trainer(delayed, DType::bf16, 3);
+  Trainer trainer = llama.trainer(delayed, DType::bf16, 3, delayed);
   for (int64_t step = 0; step < 2; ++step) trainer.step(std::vector{batch(step), batch(step + 1)}, 1e-3);
 
   const std::string path = testing::TempDir() + fmt::format("eadem_fp8_{}.safetensors", ::getpid());
@@ -204,7 +230,7 @@ TEST(Fp8Training, ResumesTheHistoryBitForBit) {
     return io::open_weights(path);
   };
   const std::vector<std::pair<std::string, Tensor>> state = trainer.optimizer_state();
-  Trainer resumed = llama.trainer(delayed, DType::bf16, 3);
+  Trainer resumed = llama.trainer(delayed, DType::bf16, 3, delayed);
   for (const auto& [name, tensor] : trainer.state_dict()) resumed.load_param(name, tensor.view);
   resumed.load_optimizer_state(*save(state), trainer.num_steps());
   for (int64_t step = 2; step < 4; ++step) {
@@ -220,14 +246,19 @@ TEST(Fp8Training, ResumesTheHistoryBitForBit) {
   std::vector<std::pair<std::string, Tensor>> without;
   for (const auto& one : state)
     if (!one.first.starts_with("amax.")) without.push_back(one);
-  EXPECT_EQ(without.size() + 2 * (7 + 4 + 7), state.size()) << "weights, x and dy of two layers";
-  EXPECT_NE(test::refusal([&] { resumed.check_optimizer_state(*save(without)); }).find("'amax.model.layers.0"),
+  EXPECT_EQ(without.size() + 2 * (7 + 4 + 7) + 2, state.size())
+      << "weights, x and dy of two layers; weight and x of the head";
+  for (const char* of : {".x", ".weight"}) {
+    const std::vector<float> history = state_of(trainer, std::string("amax.lm_head") + of);
+    EXPECT_EQ(std::count(history.begin(), history.end(), 0.0f), 0) << of;
+  }
+  EXPECT_NE(test::refusal([&] { resumed.check_optimizer_state(*save(without)); }).find("'amax.lm_head"),
             std::string::npos);
   const Trainer current = llama.trainer(products_from_name("fp8_tensor"), DType::bf16);
   EXPECT_EQ(test::refusal([&] { current.check_optimizer_state(*save(without)); }), "");
   EXPECT_NE(test::refusal([&] { current.check_optimizer_state(*save(state)); }).find("is no state of a trainer"),
             std::string::npos);
-  const Trainer longer = llama.trainer(delayed, DType::bf16, 4);
+  const Trainer longer = llama.trainer(delayed, DType::bf16, 4, delayed);
   EXPECT_NE(test::refusal([&] { longer.check_optimizer_state(*save(state)); }).find("expected"), std::string::npos);
   std::remove(path.c_str());
 }
@@ -265,9 +296,13 @@ TEST(Fp8Training, TheHistoryIsThatOfStepsThatWereMade) {
 
 TEST(Fp8Training, LearnsAsFastAsPlainProducts) {
   const Llama llama;
-  for (const char* products : {"fp8_block128", "fp8_tensor", "fp8_tensor_delayed"}) {
-    SCOPED_TRACE(products);
-    Trainer trainer = llama.trainer(products_from_name(products)), plain = llama.trainer(nullptr);
+  for (const auto& [products, head] : {std::pair{"fp8_block128", "plain"},
+                                       {"fp8_tensor", "plain"},
+                                       {"fp8_tensor_delayed", "plain"},
+                                       {"fp8_tensor_delayed", "fp8_tensor_delayed"}}) {
+    SCOPED_TRACE(fmt::format("{}, head {}", products, head));
+    Trainer trainer = llama.trainer(products_from_name(products), DType::f32, 16, head_products_from_name(head)),
+            plain = llama.trainer(nullptr);
     double first = 0, plain_first = 0, last = 0, plain_last = 0;
     for (int step = 0; step < 30; ++step) {
       last = trainer.step(std::span(&llama.batch, 1), 1e-3).loss;
@@ -278,6 +313,84 @@ TEST(Fp8Training, LearnsAsFastAsPlainProducts) {
     // Operands are off by 2^-5 of themselves or so.
     EXPECT_GT(first - last, 0.95 * (plain_first - plain_last));
   }
+}
+
+// Gated activations and their gradients may be rounded where they are made, if nothing else reads them: with delayed
+// scales, and without biases, whose gradients sum plain values. No kernel of the CPU does it.
+TEST(Fp8Training, GatedActivationsAreMatchedWithTheirRounding) {
+  const auto matched = [](const std::string& folder, const char* products) {
+    const Trainer trainer(models::open_checkpoint(golden(folder).string()).model, open_device("cpu"),
+                          {.products = products_from_name(products), .batch_tokens = 256});
+    std::map<std::string, int> found;
+    for (const pipeline::FusionDecision& decision : trainer.training_program().fusion_decisions())
+      if (decision.fusion.starts_with("gated_")) {
+        ++found[decision.fusion];
+        EXPECT_FALSE(decision.applied);
+        EXPECT_EQ(decision.reason, "no kernel on cpu");
+        EXPECT_NE(decision.scope.find(".mlp"), std::string::npos) << decision.scope;
+      }
+    return found;
+  };
+  const std::map<std::string, int> both = {{"gated_activation_quantize", 2}, {"gated_gradients_quantize", 2}};
+  EXPECT_EQ(matched("llama", "fp8_tensor_delayed"), both);
+  for (const char* products : {"plain", "fp8_block128", "fp8_tensor"})
+    EXPECT_TRUE(matched("llama", products).empty()) << products;
+}
+
+// Tied weights are rounded for the head alone, and both of their readers add to one gradient.
+TEST(Fp8Training, ATiedHeadIsRoundedAndTheEmbeddingIsNot) {
+  const std::string folder = golden("qwen2").string();
+  const models::Checkpoint qwen = models::open_checkpoint(folder);
+  const Batch batch = batch_of(io::open_weights(folder + "/train.safetensors")->get("tokens"), 0);
+  std::vector<std::vector<float>> gradients;
+  for (const char* head : {"plain", "fp8_tensor_delayed"}) {
+    Trainer trainer(qwen.model, open_device("cpu"),
+                    {.head_products = head_products_from_name(head), .batch_tokens = 256});
+    trainer.load(qwen);
+    std::vector<const Encoding*> embedded;
+    const pipeline::StepObserver observer = [&](const pipeline::Node& node, std::span<const TensorView> inputs,
+                                                std::span<const TensorView>) {
+      if (node.op->name() == "embedding" && node.pass == kernels::Pass::forward)
+        for (const TensorView& input : inputs) embedded.push_back(input.encoding);
+    };
+    trainer.step(std::span(&batch, 1), 0, &observer);
+    EXPECT_FALSE(embedded.empty());
+    for (const Encoding* encoding : embedded) EXPECT_EQ(encoding, nullptr);
+    EXPECT_EQ(state_of(trainer, "m.model.embed_tokens.weight").empty(), false);
+    gradients.push_back(values_of(trainer.gradient("model.embed_tokens.weight")));
+    if (head != std::string("plain")) {
+      EXPECT_EQ(state_of(trainer, "amax.model.embed_tokens.weight").size(), 16u);
+      EXPECT_EQ(state_of(trainer, "amax.lm_head.x").size(), 16u);
+    }
+  }
+  const double change = distance(gradients[0], gradients[1]),
+               size = distance(gradients[0], std::vector<float>(gradients[0].size(), 0.0f));
+  EXPECT_GT(change, 0);
+  EXPECT_LT(change, size / 8) << "codes of e5m2 are within 2^-3 of their values";
+}
+
+TEST(Fp8Training, AHeadThatCannotBeRoundedIsRefused) {
+  const auto refusal = [](const std::string& folder, const TrainerOptions& options, const Mesh& mesh = {}) {
+    return test::refusal([&] {
+      const Trainer trainer(models::open_checkpoint(golden(folder).string()).model, open_device("cpu"), options, mesh);
+    });
+  };
+  const Encoding* head = head_products_from_name("fp8_tensor");
+  EXPECT_EQ(refusal("llama", {.head_products = products_from_name("fp8_block128")}),
+            "InvalidArgument: head_products in fp8_e4m3_block128 cannot be trained; expected fp8_e4m3_current, "
+            "fp8_e4m3_delayed");
+  EXPECT_EQ(test::refusal([] { head_products_from_name("fp8_block128"); }),
+            "InvalidArgument: head_products is 'fp8_block128'; expected one of plain, fp8_tensor, fp8_tensor_delayed");
+  // Logits that something else than the loss reads first, and a loss that is not made together with the head.
+  for (const std::string& message :
+       {refusal("gemma2", {.head_products = head}),
+        refusal("llama", {.head_products = head, .disabled_fusions = {"linear_cross_entropy"}})})
+    EXPECT_NE(message.find("gradients of logits in e5m2 are for linear_cross_entropy"), std::string::npos) << message;
+  const std::string bias = refusal("ernie4_5_moe_bias", {.head_products = head});
+  EXPECT_NE(bias.find("the output layer is not rounded to fp8_e4m3_current where it has a bias"), std::string::npos)
+      << bias;
+  EXPECT_NE(refusal("llama", {.head_products = head, .amax_history = 4}).find("amax_history is 4"), std::string::npos);
+  EXPECT_EQ(refusal("llama", {.head_products = head_products_from_name("fp8_tensor_delayed"), .amax_history = 4}), "");
 }
 
 TEST(Fp8Training, RefusesWhatItCannotRound) {

@@ -139,6 +139,7 @@ TEST_F(TrainingRun, RecipesAreChecked) {
   refused("seed = \"x\"", "seed");
   refused("router_aux_loss_coef = -0.1", "router_aux_loss_coef");
   refused("products = \"fp8\"", "products");
+  refused("head_products = \"fp8_block128\"", "head_products");
   refused("min_learning_rate = 1.0", "min_learning_rate");
   refused("[surprise]\nx = 1", "surprise");
   refused("steps = 5", "toml");  // twice: a syntax error with the line

@@ -81,6 +81,8 @@ TEST_F(Resume, ValuesThatDifferAreNamedWithBothValues) {
   refused(recipe("out", "f32", "seed = 99"), {"training.seed is 1 in the checkpoint and 99 in", "out.toml"});
   refused(recipe("out", "bf16"), {"training.weights is f32", "and bf16"});
   refused(recipe("out", "f32", "products = \"fp8_block128\""), {"training.products is", "and fp8_e4m3_block128"});
+  refused(recipe("out", "f32", "head_products = \"fp8_tensor\""),
+          {"training.head_products is nothing in the checkpoint and fp8_e4m3_current"});
   refused(recipe("out", "f32", "learning_rate = 2e-3"),
           {"training.learning_rate is 0.001", "and 0.002", "training.min_learning_rate is 0.0001"});
   refused(recipe("out", "f32", "decay_steps = 40"), {"training.decay_steps is 12", "and 40"});

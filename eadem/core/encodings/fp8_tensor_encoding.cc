@@ -59,6 +59,13 @@ float Fp8TensorEncoding::largest_magnitude(const TensorView& values, int64_t beg
   return most;
 }
 
+uint8_t Fp8TensorEncoding::code_of(Kind kind, float value, float scale) {
+  const float quotient = !std::isfinite(value) ? std::numeric_limits<float>::quiet_NaN()
+                         : scale > 0.0f        ? value / scale
+                                               : 0.0f;
+  return fp8_from_float(kind, quotient);
+}
+
 void Fp8TensorEncoding::encode_rows(const TensorView& encoded, const TensorView& values, float scale, int64_t begin,
                                     int64_t end) const {
   const int64_t rows = values.shape[0], columns = values.shape[1], pitch = padded_rows(rows);
@@ -67,13 +74,8 @@ void Fp8TensorEncoding::encode_rows(const TensorView& encoded, const TensorView&
   for (int64_t row = begin; row < end; ++row) {
     row_as_f32(wide.data(), values, row);
     uint8_t* codes = static_cast<uint8_t*>(encoded.plane(0)) + row * columns;
-    for (int64_t k = 0; k < columns; ++k) {
-      const float value = wide[static_cast<size_t>(k)];
-      const float quotient = !std::isfinite(value) ? std::numeric_limits<float>::quiet_NaN()
-                             : scale > 0.0f        ? value / scale
-                                                   : 0.0f;
-      codes[k] = transposed[k * pitch + row] = fp8_from_float(kind_, quotient);
-    }
+    for (int64_t k = 0; k < columns; ++k)
+      codes[k] = transposed[k * pitch + row] = code_of(kind_, wide[static_cast<size_t>(k)], scale);
   }
   if (end != rows || begin == end) return;
   for (int64_t k = 0; k < columns; ++k)

@@ -55,6 +55,8 @@ class Fp8TensorEncoding final : public Encoding {
   // The parts of `encode`, for those who share the work out. The largest magnitude of rows [begin, end) of host values,
   // not finite if one of them is not.
   static float largest_magnitude(const TensorView& values, int64_t begin, int64_t end);
+  // The code of a value beside a scale.
+  static uint8_t code_of(Kind kind, float value, float scale);
   float scale_of(float magnitude) const { return magnitude / largest(); }
   // Writes the codes of rows [begin, end), also the transposed ones. The last row's call pads.
   void encode_rows(const TensorView& encoded, const TensorView& values, float scale, int64_t begin, int64_t end) const;

@@ -22,6 +22,7 @@ void for_each_leaf(Visit&& visit, Configs&... configs) {
   visit("precision.activations", configs.precision.activations...);
   visit("precision.matmul_input", configs.precision.matmul_input...);
   visit("precision.rounded_weights", configs.precision.rounded_weights...);
+  visit("precision.rounded_head", configs.precision.rounded_head...);
   visit("precision.kv_cache", configs.precision.kv_cache...);
   visit("compute.fuse_gated_activation", configs.compute.fuse_gated_activation...);
   visit("compute.fuse_residual", configs.compute.fuse_residual...);
@@ -91,6 +92,7 @@ void HardwareOverrides::apply_to(HardwareConfig& config, OptionSource source, co
   apply(config.precision.activations, activations);
   apply(config.precision.matmul_input, matmul_input);
   apply(config.precision.rounded_weights, rounded_weights);
+  apply(config.precision.rounded_head, rounded_head);
   apply(config.precision.kv_cache, kv_cache);
   apply(config.compute.fuse_gated_activation, fuse_gated_activation);
   apply(config.compute.fuse_residual, fuse_residual);

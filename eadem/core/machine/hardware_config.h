@@ -64,6 +64,7 @@ struct HardwareConfig {
     ConfigOption<MatmulInput> matmul_input{MatmulInput::int8};  // how far products may round activations
     // The encoding to which linear layers round plain weights before they multiply; null: they do not.
     ConfigOption<const Encoding*> rounded_weights{nullptr};
+    ConfigOption<const Encoding*> rounded_head{nullptr};        // likewise, the output layer
     ConfigOption<WeightType> kv_cache{WeightType{DType::f32}};  // see kv_cache_type in core/encodings/row_encoding.h
   };
   struct Compute {
@@ -96,7 +97,7 @@ struct Override {
 struct HardwareOverrides {
   Override<DType> weights, activations;
   Override<MatmulInput> matmul_input;
-  Override<const Encoding*> rounded_weights;
+  Override<const Encoding*> rounded_weights, rounded_head;
   Override<WeightType> kv_cache;
   Override<bool> fuse_gated_activation, fuse_residual, fuse_rope_append;
   Override<LatentForm> latent_form;

@@ -23,22 +23,27 @@ __device__ inline float activate(ActivationKind kind, float x) {
   return x;
 }
 
-// The same for neighbouring values, with one branch for all of them.
-template <int kWidth>
-__device__ inline void activate(ActivationKind kind, float (&values)[kWidth]) {
-  const auto each = [&](auto constant) {
-#pragma unroll
-    for (int n = 0; n < kWidth; ++n) values[n] = activate(decltype(constant)::value, values[n]);
-  };
+// Calls f with the kind as an integral constant, so that what it does for many values has one branch.
+template <typename F>
+__device__ inline void with_activation(ActivationKind kind, F&& f) {
   using enum ActivationKind;
   switch (kind) {
-    case silu: return each(std::integral_constant<ActivationKind, silu>());
-    case gelu: return each(std::integral_constant<ActivationKind, gelu>());
-    case gelu_tanh: return each(std::integral_constant<ActivationKind, gelu_tanh>());
-    case relu: return each(std::integral_constant<ActivationKind, relu>());
-    case sigmoid: return each(std::integral_constant<ActivationKind, sigmoid>());
-    case relu2: return each(std::integral_constant<ActivationKind, relu2>());
+    case silu: return f(std::integral_constant<ActivationKind, silu>());
+    case gelu: return f(std::integral_constant<ActivationKind, gelu>());
+    case gelu_tanh: return f(std::integral_constant<ActivationKind, gelu_tanh>());
+    case relu: return f(std::integral_constant<ActivationKind, relu>());
+    case sigmoid: return f(std::integral_constant<ActivationKind, sigmoid>());
+    case relu2: return f(std::integral_constant<ActivationKind, relu2>());
   }
+}
+
+// `activate` of neighbouring values.
+template <int kWidth>
+__device__ inline void activate(ActivationKind kind, float (&values)[kWidth]) {
+  with_activation(kind, [&](auto constant) {
+#pragma unroll
+    for (int n = 0; n < kWidth; ++n) values[n] = activate(decltype(constant)::value, values[n]);
+  });
 }
 
 // The derivative of `activate`.

@@ -28,6 +28,8 @@ constexpr OpKernels kOps[] = {
     {"cross_entropy", cross_entropy_kernels},
     {"cast", cast_kernels},
     {"quantize", quantize_kernels},
+    {"gated_activation_quantize", gated_activation_quantize_kernels},
+    {"gated_gradients_quantize", gated_gradients_quantize_kernels},
     {"kv_append", kv_append_kernels},
     {"select_rows", select_rows_kernels},
     {"feed_tokens", feed_tokens_kernels},

@@ -22,7 +22,8 @@ set(hopper_sources
   linear/integer_tiles.cu
   linear/linear_stream.cu
   linear/packed_direct.cu
-  linear/packed_stream.cu)
+  linear/packed_stream.cu
+  training/cross_entropy_codes.cu)
 list(TRANSFORM hopper_sources PREPEND ${cuda}/)
 list(REMOVE_ITEM cuda_sources ${hopper_sources})
 target_sources(eadem_kernels PRIVATE ${cuda_sources})

@@ -21,6 +21,10 @@ cudaError_t launch_linear_stream(const LinearStreamParams&, cudaStream_t) { retu
 cudaError_t launch_fp8_stream(const LinearStreamParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_fp8_tiles(const LinearStreamParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_quantize_tensor(const QuantizeTensorParams&, cudaStream_t) { return kLeftOut; }
+cudaError_t launch_gated_codes(const GatedCodesParams&, cudaStream_t) { return kLeftOut; }
+cudaError_t launch_transpose_codes(const TransposeCodesParams&, cudaStream_t) { return kLeftOut; }
+cudaError_t launch_e5m2_scale(const ScaleParams&, cudaStream_t) { return kLeftOut; }
+cudaError_t launch_cross_entropy_codes(const CrossEntropyCodesParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_packed_stream(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_integer_stream(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_integer_tiles(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }

@@ -15,6 +15,7 @@ KernelList linear_decoded_kernels();       // likewise
 KernelList linear_fp8_tensor_kernels();    // likewise
 KernelList cross_entropy_kernels();
 KernelList linear_cross_entropy_kernels();
+KernelList fp8_cross_entropy_kernels();  // linear_cross_entropy_kernels has them
 KernelList grad_norm_kernels();
 KernelList adamw_kernels();
 KernelList attention_backward_kernels();  // attention_kernels has them
@@ -37,6 +38,8 @@ KernelList sample_kernels();
 KernelList all_reduce_kernels();
 KernelList add_rms_norm_kernels();
 KernelList quantize_kernels();
+KernelList gated_activation_quantize_kernels();
+KernelList gated_gradients_quantize_kernels();
 KernelList rms_norm_quantize_kernels();
 KernelList add_rms_norm_quantize_kernels();
 KernelList linear_gated_activation_kernels();

@@ -509,7 +509,7 @@ inline constexpr int64_t kIntegerStreamMaxTokens = 32;
 struct CrossEntropyParams {
   const void* logits;     // [rows, vocab] dtype
   const int32_t* labels;  // [rows]
-  float* loss;            // [rows]
+  float* loss;            // [rows], or null
   float* lse;             // [rows], or null
   int64_t rows, vocab;
   DType dtype;

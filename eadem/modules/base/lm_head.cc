@@ -21,10 +21,15 @@ ValueId LmHead::build(BuildContext& context, ValueId hidden) const {
   const ValueId bias = has_bias ? context.graph.add_parameter(bias_name_, TensorType(DType::f32, {vocab_}),
                                                               /*shard_axis=*/0)
                                 : pipeline::kNoValue;
+  const Encoding* to = context.hardware.of(Role::lm_head).precision.rounded_head.value;
+  if (to != nullptr && (has_bias || context.num_ranks > 1))
+    throw Unsupported("{}: the output layer is not rounded to {} where {}; expected plain products of the head",
+                      weight_name_, to->name(),
+                      has_bias ? "it has a bias" : fmt::format("{} ranks of tp divide it", context.num_ranks));
   return context.graph.add1(
       std::make_shared<ops::Linear>(kernels::LinearAttrs{
           .has_bias = has_bias, .out_dtype = DType::f32, .matmul_input = config.precision.matmul_input.value}),
-      {hidden, weight, bias});
+      {hidden, to == nullptr ? weight : context.rounded(weight, to), bias});
 }
 
 }  // namespace eadem::modules

@@ -7,7 +7,8 @@ namespace eadem::modules {
 
 // logits = hidden weight^T + bias, f32. Parameters: `weight_name` [vocab, hidden], which tied models share with the
 // embedding, and `bias_name` [vocab], unless that is empty. Tensor-parallel ranks divide the rows; each makes the
-// logits of its words.
+// logits of its words. With precision.rounded_head the product reads a rounded weight; `build` throws Unsupported for a
+// bias beside it, and for several ranks.
 class LmHead {
  public:
   LmHead(int64_t vocab, int64_t hidden, std::string weight_name, bool tied, std::string bias_name = "")

@@ -8,7 +8,12 @@
 namespace eadem::modules {
 
 ValueId CrossEntropyLoss::build(BuildContext& context, ValueId logits, ValueId labels) const {
-  if (context.num_ranks == 1) return context.graph.add1(std::make_shared<ops::CrossEntropy>(), {logits, labels});
+  if (context.num_ranks == 1) {
+    // The head multiplies the gradient of the logits as it does its other operands.
+    const bool in_e5m2 = context.hardware.of(Role::lm_head).precision.rounded_head.value != nullptr;
+    return context.graph.add1(std::make_shared<ops::CrossEntropy>(kernels::CrossEntropyAttrs{in_e5m2}),
+                              {logits, labels});
+  }
   const kernels::VocabularyPart part{context.part(vocab_, "words of the vocabulary").begin};
   const ValueId state = context.graph.add1(std::make_shared<ops::SoftmaxState>(part), {logits, labels});
   return context.graph.add1(std::make_shared<ops::ParallelCrossEntropy>(part, context.num_ranks),

@@ -11,7 +11,6 @@
 #include "eadem/ops/experts/grouped_linear.h"
 #include "eadem/ops/linear.h"
 #include "eadem/ops/parallel/virtual_shards.h"
-#include "eadem/ops/quantize.h"
 
 namespace eadem::modules {
 
@@ -77,12 +76,8 @@ ValueId rounded_weight(BuildContext& context, const LinearRequest& request, Valu
     if (const std::string refusal = refusal_of(floats->format(), part_of_rank(context, request)); !refusal.empty())
       throw Unsupported("linear {}: weights are rounded to {}: {}", context.graph.scoped_name(request.name), to->name(),
                         refusal);
-  std::vector<ValueId> inputs = {weight};
-  if (ops::Quantize::has_scaling(to))
-    inputs.push_back(context.graph.add_state(ops::Quantize::scaling_name(context.graph.value(weight).name),
-                                             ops::Quantize::scaling_type()));
   const Graph::Scope scope(context.graph, request.name);
-  return context.graph.add(std::make_shared<ops::Quantize>(kernels::QuantizeAttrs{to}), std::move(inputs))[0];
+  return context.rounded(weight, to);
 }
 
 void refuse_rounding(const BuildContext& context, const LinearRequest& request) {

@@ -4,14 +4,25 @@
 #include <algorithm>
 #include <cmath>
 
+#include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
 
-AttrsRef CrossEntropy::attrs() const {
-  static constexpr kernels::NoAttrs kNone;
-  return AttrsRef(kNone);
+namespace {
+
+// To e5m2 with the scale of the largest of `limits`, by magnitude.
+void round_to_e5m2(std::vector<double>& values, const std::vector<double>& limits) {
+  constexpr auto kKind = Fp8Format::Kind::e5m2;
+  double most = 0;
+  for (const double limit : limits) most = std::max(most, std::fabs(limit));
+  const float scale = static_cast<float>(most) / fp8_largest(kKind);
+  for (double& value : values)
+    value = static_cast<double>(
+        scale * fp8_to_float(kKind, Fp8TensorEncoding::code_of(kKind, static_cast<float>(value), scale)));
 }
+
+}  // namespace
 
 std::vector<TensorType> CrossEntropy::infer_types(std::span<const TensorType> in) const {
   expect_rank(name(), "logits", in[0], 2);
@@ -56,6 +67,7 @@ void CrossEntropy::reference(Pass pass, std::span<const RefTensor> in, std::span
         const double target = static_cast<int64_t>(i) == label ? 1 : 0;
         out[0].data[r * vocab + i] = label < 0 ? 0 : dloss * (std::exp(logits[i] - lse) - target);
       }
+      if (attrs_.dlogits_in_e5m2 && r + 1 == rows) round_to_e5m2(out[0].data, in[3].data);
       continue;
     }
     const double largest = *std::max_element(logits, logits + vocab);

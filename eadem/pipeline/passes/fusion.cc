@@ -64,8 +64,8 @@ class Matcher {
   bool match_node(int pattern_index, int node_index) {
     const PatternNode& pattern = fusion_.nodes[static_cast<size_t>(pattern_index)];
     const Node& node = graph_.nodes()[static_cast<size_t>(node_index)];
-    if (node.op->name() != pattern.op || node.inputs.size() != pattern.inputs.size() ||
-        node.outputs.size() != pattern.outputs.size())
+    if (node.op->name() != pattern.op || (node.pass == Pass::backward) != pattern.backward ||
+        node.inputs.size() != pattern.inputs.size() || node.outputs.size() != pattern.outputs.size())
       return false;
     if (std::find(match_.nodes.begin(), match_.nodes.end(), node_index) != match_.nodes.end()) return false;
     match_.nodes[static_cast<size_t>(pattern_index)] = node_index;
@@ -170,6 +170,9 @@ std::optional<Node> make_fused(Graph& graph, const Fusion& fusion, const Match& 
     reason = "attributes of the matched ops do not fit";
     return std::nullopt;
   }
+  // An op of the pattern may stand outside of all modules.
+  for (auto index = match.nodes.rbegin(); node.scope.empty() && index != match.nodes.rend(); ++index)
+    node.scope = graph.nodes()[static_cast<size_t>(*index)].scope;
   node.inputs.clear();
   for (int value : fusion.inputs) {
     const auto found = match.values.find(value);
@@ -187,7 +190,9 @@ std::optional<Node> make_fused(Graph& graph, const Fusion& fusion, const Match& 
   for (size_t i = 0; i < types.size(); ++i)
     EADEM_CHECK(graph.value(node.outputs[i]).type == types[i], "{}: output {} is {} but the pattern made {}",
                 fusion.name, i, to_string(graph.value(node.outputs[i]).type), to_string(types[i]));
-  for (Pass pass : training ? std::vector{Pass::forward, Pass::backward} : std::vector{Pass::inference}) {
+  for (Pass pass : fusion.after_autograd ? std::vector{node.pass}
+                   : training            ? std::vector{Pass::forward, Pass::backward}
+                                         : std::vector{Pass::inference}) {
     const Decision decision = decide(graph, node, pass, device, bounds).decision;
     if (!decision.chosen) {
       reason = decision.answers.empty() ? fmt::format("no kernel on {}", device.backend()) : to_string(decision);
@@ -212,7 +217,7 @@ void check_names(const std::vector<std::string>& disabled) {
 // Replaces the first match of `fusion` whose last node is at or after `start`; returns the node after it, or nothing.
 std::optional<size_t> fuse_next(Graph& graph, const Fusion& fusion, size_t start, const Device& device,
                                 const SymbolValues& bounds, const FusionOptions& options, bool disabled,
-                                std::vector<FusionDecision>& decisions) {
+                                std::vector<FusionDecision>& decisions, size_t& forward_end) {
   const Uses uses(graph);
   Matcher matcher(graph, uses, fusion);
   for (size_t root = start; root < graph.nodes().size(); ++root) {
@@ -233,13 +238,16 @@ std::optional<size_t> fuse_next(Graph& graph, const Fusion& fusion, size_t start
     decisions.push_back(std::move(decision));
     if (!fused) continue;
     std::vector<Node> nodes;
-    size_t next = 0;
+    size_t next = 0, new_forward_end = forward_end;
     for (size_t n = 0; n < graph.nodes().size(); ++n) {
+      if (n == forward_end) new_forward_end = nodes.size();
       if (static_cast<int>(n) == match->place) nodes.push_back(std::move(*fused));
       if (std::find(match->nodes.begin(), match->nodes.end(), static_cast<int>(n)) == match->nodes.end())
         nodes.push_back(std::move(graph.nodes()[n]));
       if (n == root) next = nodes.size();
     }
+    if (forward_end >= graph.nodes().size()) new_forward_end = nodes.size();
+    forward_end = new_forward_end;
     graph.nodes() = std::move(nodes);
     return next;
   }
@@ -249,17 +257,20 @@ std::optional<size_t> fuse_next(Graph& graph, const Fusion& fusion, size_t start
 }  // namespace
 
 std::vector<FusionDecision> fuse(Graph& graph, const Device& device, const SymbolValues& bounds,
-                                 const FusionOptions& options) {
+                                 const FusionOptions& options, size_t* forward_end) {
+  size_t end = forward_end == nullptr ? graph.nodes().size() : *forward_end;
   check_names(options.disabled);
   std::vector<FusionDecision> decisions;
   for (const Fusion* fusion : fusions::all_fusions()) {
-    if (options.training ? !fusion->in_training : !fusion->in_inference) continue;
+    const bool in_training = options.after_rounding ? fusion->after_autograd : fusion->in_training;
+    if (options.training ? !in_training : !fusion->in_inference) continue;
     if (fusion->after_rounding != options.after_rounding) continue;
     const bool disabled = std::any_of(options.disabled.begin(), options.disabled.end(),
                                       [&](const std::string& name) { return name == "all" || name == fusion->name; });
     std::optional<size_t> start = 0;
-    while (start) start = fuse_next(graph, *fusion, *start, device, bounds, options, disabled, decisions);
+    while (start) start = fuse_next(graph, *fusion, *start, device, bounds, options, disabled, decisions, end);
   }
+  if (forward_end != nullptr) *forward_end = end;
   return decisions;
 }
 

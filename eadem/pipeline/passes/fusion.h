@@ -25,8 +25,8 @@ struct FusionOptions {
 };
 
 // Throws InvalidArgument for a disabled name that is no fusion, listing those there are. Requires and keeps inferred
-// types.
+// types. `forward_end`, the number of nodes in the forward pass, shrinks with it.
 std::vector<FusionDecision> fuse(Graph& graph, const Device& device, const SymbolValues& bounds,
-                                 const FusionOptions& options);
+                                 const FusionOptions& options, size_t* forward_end = nullptr);
 
 }  // namespace eadem::pipeline

@@ -53,14 +53,35 @@ class StageCutter {
       const Value::Kind kind = graph_.values()[v].kind;
       if (kind == Value::Kind::parameter || kind == Value::Kind::state) made_on_[v] = 0;  // no stage before the first
     }
-    for (const Node& node : graph_.nodes()) {
+    std::map<ValueId, size_t> unplaced;  // values of nodes outside of layers that read parameters and states alone
+    const auto place = [&](size_t n, int stage) {
+      node_stage_[n] = stage;
+      for (ValueId id : graph_.nodes()[n].outputs)
+        if (id != kNoValue) made_on_[static_cast<size_t>(id)] = stage;
+    };
+    for (size_t n = 0; n < graph_.nodes().size(); ++n) {
+      const Node& node = graph_.nodes()[n];
+      node_stage_.push_back(kEveryStage);
       int stage = node.layer >= 0 ? stage_of_layer[static_cast<size_t>(node.layer)] : kEveryStage;
       for (ValueId id : node.inputs)
         if (id != kNoValue) stage = std::max(stage, made_on(id));
-      node_stage_.push_back(stage);
-      for (ValueId id : node.outputs)
-        if (id != kNoValue) made_on_[static_cast<size_t>(id)] = stage;
+      place(n, stage);
+      // They belong to the first stage that reads what they make, as the rounding of a head's weight does.
+      for (ValueId id : node.inputs)
+        if (const auto found = unplaced.find(id); found != unplaced.end()) {
+          place(found->second, stage);
+          std::erase_if(unplaced, [maker = found->second](const auto& entry) { return entry.second == maker; });
+        }
+      if (node.layer < 0 && reads_parameters_alone(node))
+        for (ValueId id : node.outputs) unplaced[id] = n;
     }
+  }
+
+  bool reads_parameters_alone(const Node& node) const {
+    return !node.inputs.empty() && std::all_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) {
+      const Value::Kind kind = id == kNoValue ? Value::Kind::parameter : graph_.value(id).kind;
+      return kind == Value::Kind::parameter || kind == Value::Kind::state;
+    });
   }
 
   // The last stage that reads each value, and for values of every stage which stages do.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes llama/fp8.json, fp8_tensor.json, fp8_delayed.json and files of tensors beside them: steps on llama's
-train.safetensors with the linear layers multiplying 8-bit floats, as PyTorch computes them. The LM head multiplies as
-it is.
+"""Writes llama/fp8.json, fp8_tensor.json, fp8_delayed.json, fp8_head.json and files of tensors beside them: steps on
+llama's train.safetensors with the linear layers multiplying 8-bit floats, as PyTorch computes them. The LM head
+multiplies as it is, except in fp8_head.
 
 fp8, blocks. A row r of x becomes s e4m3(r / s) with s = max |r| / 448, where below 2^-6 there is only 0 (up to 2^-7) and 2^-6; so do
 rows of dy, for dx. A block of 128 x 128 of a weight becomes s e4m3(block / s) with its own s, subnormals included. The
@@ -12,6 +12,9 @@ weights in e4m3, dy in e5m2. All three products multiply such values.
 
 fp8_delayed. Likewise, but s is that of the largest max |t| of the last HISTORY steps, and what is larger becomes the
 largest. Without earlier steps s is that of t. Parameters stay as they are; every step has another batch.
+
+fp8_head. As fp8_tensor, and the LM head, too. The gradient of its logits, (p - onehot) / tokens, has
+s = 1 / tokens / 57344.
 
     python make_fp8_goldens.py
 
@@ -31,6 +34,7 @@ HISTORY, STEPS = 2, 4
 WATCHED = "model.layers.1.mlp.up_proj"
 SAVED = ("model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight",
          "model.layers.1.mlp.gate_proj.weight")
+HEAD = ("lm_head.weight", "model.norm.weight")
 
 
 def levels(quotient):
@@ -92,15 +96,15 @@ class TensorProduct(torch.autograd.Function):
 class Rounding:
     """Rounds a tensor in every step."""
 
-    def __init__(self, format, delayed):
+    def __init__(self, format, delayed, limit=None):
         self.dtype, self.largest = format
-        self.delayed, self.earlier, self.seen = delayed, [], []
+        self.delayed, self.earlier, self.seen, self.limit = delayed, [], [], limit
 
     def __call__(self, tensor):
         values = tensor.detach().to(torch.float32)
         own = values.abs().max()
         most = max(self.earlier[-HISTORY:], default=torch.zeros(()))
-        scale = (most if self.delayed and most > 0 else own) / self.largest
+        scale = (torch.tensor(self.limit) if self.limit else most if self.delayed and most > 0 else own) / self.largest
         self.seen.append(own)
         quotient = (values / scale).clamp(-self.largest, self.largest)
         return (scale * quotient.to(self.dtype).to(torch.float32)).to(tensor.dtype)
@@ -110,15 +114,19 @@ class Rounding:
         self.seen = []
 
 
-def load(dtype):
+def load(dtype, head=False):
     model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=dtype, attn_implementation="eager")
     layers = {name: module for name, module in model.named_modules()
-              if isinstance(module, torch.nn.Linear) and name != "lm_head"}
+              if isinstance(module, torch.nn.Linear) and (head or name != "lm_head")}
     return model, layers
 
 
+def tokens_of(step):
+    return load_file(FOLDER / "train.safetensors")["tokens"][step].long()
+
+
 def run(model, step):
-    tokens = load_file(FOLDER / "train.safetensors")["tokens"][step].long()
+    tokens = tokens_of(step)
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     model.zero_grad()
@@ -126,10 +134,10 @@ def run(model, step):
     return loss.item()
 
 
-def save(name, numbers, model):
+def save(name, numbers, model, saved=SAVED):
     (FOLDER / f"{name}.json").write_text(json.dumps(numbers, indent=1) + "\n")
     parameters = dict(model.named_parameters())
-    save_file({of: parameters[of].grad.to(torch.float32).contiguous() for of in SAVED},
+    save_file({of: parameters[of].grad.to(torch.float32).contiguous() for of in saved},
               FOLDER / f"{name}.safetensors")
     print(name, numbers)
 
@@ -144,11 +152,13 @@ def in_blocks():
     save("fp8", losses, model)
 
 
-def in_tensors(name, delayed, steps):
+def in_tensors(name, delayed, steps, head=False):
     numbers = {}
     for key, dtype in (("losses_f32", torch.float32), ("losses_f64", torch.float64)):
-        model, layers = load(dtype)
+        model, layers = load(dtype, head)
         roundings = {of: [Rounding(format, delayed) for format in (E4M3, E4M3, E5M2)] for of in layers}
+        if head:
+            roundings["lm_head"][2].limit = 1 / tokens_of(0)[:, 1:].numel()
         for of, module in layers.items():
             module.forward = lambda x, module=module, of=of: TensorProduct.apply(x, module.weight, *roundings[of])
         numbers[key] = []
@@ -159,9 +169,10 @@ def in_tensors(name, delayed, steps):
     if delayed:
         for port, rounding in zip(("x", "weight", "dy"), roundings[WATCHED]):
             numbers[f"{WATCHED}.{port}"] = [most.item() for most in rounding.earlier]
-    save(name, numbers, model)
+    save(name, numbers, model, SAVED + HEAD if head else SAVED)
 
 
 in_blocks()
 in_tensors("fp8_tensor", False, 1)
 in_tensors("fp8_delayed", True, STEPS)
+in_tensors("fp8_head", False, 1, head=True)

@@ -5,12 +5,14 @@
 //
 // The backward pass of the fusion needs the weight packed in two ways: it computes the logits again (outputs are words)
 // and multiplies their gradient by the weight (outputs are hidden features). The kernel requests the first packing and
-// rearranges it into the second in scratch, once per call; this costs little compared with the products.
+// rearranges it into the second in scratch, once per call; this costs little compared with the products. In 8-bit
+// floats (cpu_fp8_tensor) the operands are decoded to f32 in each call, for tests and comparison, not for speed.
 #include "eadem/kernels/training/cross_entropy.h"
 
 #include <algorithm>
 #include <cmath>
 
+#include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/linear/matmul.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
@@ -116,6 +118,7 @@ Verdict can_cross_entropy_backward(const KernelRequest& r) {
       .f32("lse", r.inputs[2])
       .f32("dloss", r.inputs[3])
       .f32("dlogits", r.outputs[0])
+      .require(!r.attrs.get<CrossEntropyAttrs>().dlogits_in_e5m2, kPlainGradients)
       .verdict();
 }
 
@@ -144,8 +147,15 @@ int64_t logits_bytes(const KernelRequest& r) {
   return round_up(rows * vocab * static_cast<int64_t>(sizeof(float)), 64);
 }
 
+// The encoding of x and weight that are in 8-bit floats; null where the weight is not.
+const Fp8TensorEncoding* operands_in_8_bits(const KernelRequest& r) {
+  const Fp8TensorEncoding* weight = Fp8TensorEncoding::of(r.inputs[1].encoding);
+  return weight != nullptr && weight->kind() == Fp8Format::Kind::e4m3 ? weight : nullptr;
+}
+
 const Encoding* pack_weight(const KernelRequest& r, int input) {
   if (input != 1) return nullptr;
+  if (operands_in_8_bits(r) != nullptr) return PackedPanels::of(DType::f32, Side::normal);  // in scratch
   return PackedPanels::of_forward(r.inputs[1].dtype, cpu_device(r).isa(),
                                   r.attrs.get<LinearCrossEntropyAttrs>().matmul_input);
 }
@@ -158,9 +168,29 @@ Verdict can_fused(const KernelRequest& r) {
   Requirements requirements(r);
   requirements.f32("x", r.inputs[0])
       .packed("weight", r.inputs[1], kStorageDTypes, pack_weight(r, 1))
-      .one_of("labels", r.inputs[2], {DType::i32});
+      .one_of("labels", r.inputs[2], {DType::i32})
+      .require(r.pass != Pass::backward || !r.attrs.get<LinearCrossEntropyAttrs>().dlogits_in_e5m2, kPlainGradients);
   for (const TensorType& type : r.outputs) requirements.f32("an output", type);
   return requirements.verdict();
+}
+
+Verdict can_fused_in_8_bits(const KernelRequest& r) {
+  const auto& attrs = r.attrs.get<LinearCrossEntropyAttrs>();
+  Requirements requirements(r);
+  requirements
+      .require(operands_in_8_bits(r) != nullptr,
+               fmt::format("takes a weight in e4m3 with one scale; it is {}", to_string(r.inputs[1])))
+      .require(attrs.matmul_input == MatmulInput::int8,
+               fmt::format("rounds x to 8-bit floats; matmul_input is {}", matmul_input_name(attrs.matmul_input)))
+      .require(r.pass != Pass::backward || attrs.dlogits_in_e5m2, "multiplies gradients of logits in e5m2")
+      .f32("x", r.inputs[0], operands_in_8_bits(r))
+      .one_of("labels", r.inputs[2], {DType::i32});
+  for (const TensorType& type : r.outputs) requirements.f32("an output", type);
+  return requirements.verdict({.reason = "decodes in each call"});
+}
+
+const Encoding* wanted_in_8_bits(const KernelRequest& r, int input) {
+  return input == 0 ? operands_in_8_bits(r) : nullptr;
 }
 
 // The products of a chunk, which run one after another and share scratch: logits, and the gradients of x and weight.
@@ -168,6 +198,7 @@ class ChunkProducts {
  public:
   explicit ChunkProducts(const KernelRequest& r)
       : packing_(static_cast<const PackedPanels*>(pack_weight(r, 1))),
+        decodes_(operands_in_8_bits(r) != nullptr),
         logits_(cpu_device(r), {.source = source_of(packing_->side()), .b_dtype = packing_->dtype()}),
         dx_(cpu_device(r), {.b_dtype = packing_->dtype()}),
         dweight_(cpu_device(r), {.source = MatmulTypes::Source::matrix, .finish = MatmulTypes::Finish::accumulate}) {
@@ -176,9 +207,19 @@ class ChunkProducts {
     scratch_bytes_ = round_up(std::max({logits_.scratch_bytes(device, x[0], x[1]), dx_.scratch_bytes(device, 0, 0),
                                         dweight_.scratch_bytes(device, 0, 0)}),
                               64);
+    if (!decodes_) return;
+    panels_begin_ = scratch_bytes_;
+    x_begin_ = panels_begin_ + round_up(packing_->planes(r.inputs[1].bind(r.bounds))[0].size_bytes(), 64);
+    scratch_bytes_ = x_begin_ + round_up(x.num_elements() * static_cast<int64_t>(sizeof(float)), 64);
   }
 
   const PackedPanels& packing() const { return *packing_; }
+  // Operands come in 8-bit floats. Their values are put into scratch, as panels and as a matrix.
+  bool decodes() const { return decodes_; }
+  float* panels(void* scratch) const {
+    return reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + panels_begin_);
+  }
+  float* x(void* scratch) const { return reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + x_begin_); }
   const MatmulPlan& logits() const { return logits_; }
   const MatmulPlan& dx() const { return dx_; }
   const MatmulPlan& dweight() const { return dweight_; }
@@ -186,20 +227,51 @@ class ChunkProducts {
 
  private:
   const PackedPanels* packing_;
+  bool decodes_;
   MatmulPlan logits_, dx_, dweight_;
-  int64_t scratch_bytes_;
+  int64_t scratch_bytes_ = 0, panels_begin_ = 0, x_begin_ = 0;
 };
+
+// The values of a matrix in 8-bit floats, as they are and as panels of the normal side.
+void decode_matrix(ThreadPool& pool, float* values, const TensorView& encoded) {
+  pool.parallel_ranges(encoded.shape[0], 1, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) encoded.encoding->decode_row(values + r * encoded.shape[1], encoded, r);
+  });
+}
+
+void decode_panels(ThreadPool& pool, float* panels, const TensorView& encoded) {
+  const int64_t rows = encoded.shape[0], columns = encoded.shape[1];
+  pool.parallel_for(ceil_div(rows, kPanelWidth), [&](int64_t panel, int) {
+    std::vector<float> row(static_cast<size_t>(columns), 0.0f);
+    float* out = panels + panel * columns * kPanelWidth;
+    for (int64_t lane = 0; lane < kPanelWidth; ++lane) {
+      const int64_t r = panel * kPanelWidth + lane;
+      if (r < rows)
+        encoded.encoding->decode_row(row.data(), encoded, r);
+      else
+        std::fill(row.begin(), row.end(), 0.0f);
+      for (int64_t k = 0; k < columns; ++k) out[k * kPanelWidth + lane] = row[static_cast<size_t>(k)];
+    }
+  });
+}
 
 struct Fused {
   const float* x;
+  const void* weight;  // panels
   int64_t rows, hidden, vocab;
   float* logits;  // [chunk_rows, vocab]
 };
 
 Fused fused(const ChunkProducts& products, const KernelCall& call) {
-  const TensorView& weight = call.inputs[1];
-  EADEM_CHECK(weight.encoding == &products.packing(), "weight {} is not packed as was asked", to_string(weight));
-  return {.x = elements<const float>(call.inputs[0]),
+  const TensorView &x = call.inputs[0], &weight = call.inputs[1];
+  if (products.decodes()) {
+    decode_panels(cpu_device(call).pool(), products.panels(call.scratch.data), weight);
+    decode_matrix(cpu_device(call).pool(), products.x(call.scratch.data), x);
+  } else {
+    EADEM_CHECK(weight.encoding == &products.packing(), "weight {} is not packed as was asked", to_string(weight));
+  }
+  return {.x = products.decodes() ? products.x(call.scratch.data) : elements<const float>(x),
+          .weight = products.decodes() ? products.panels(call.scratch.data) : weight.data,
           .rows = call.inputs[0].shape[0],
           .hidden = call.inputs[0].shape[1],
           .vocab = weight.shape[0],
@@ -213,7 +285,7 @@ void make_logits(const ChunkProducts& products, const KernelCall& call, const Fu
   m.outputs = f.vocab;
   m.a = f.x + row * f.hidden;
   m.a_row_stride = f.hidden;
-  m.b.data = call.inputs[1].data;
+  m.b.data = f.weight;
   m.y = f.logits;
   products.logits().run(cpu_device(call), m, call.scratch.data);
 }
@@ -277,6 +349,20 @@ int64_t lse_bytes(const KernelRequest& r) {
   return round_up(chunk_rows(r.inputs[1].dim(0).bind(r.bounds)) * static_cast<int64_t>(sizeof(float)), 64);
 }
 
+// The scale of gradients of logits that are rounded to e5m2, not finite if a value of dloss is not.
+float e5m2_scale(const float* dloss, int64_t rows) {
+  const TensorView row(const_cast<float*>(dloss), DType::f32, {1, rows});
+  return Fp8TensorEncoding::largest_magnitude(row, 0, 1) / fp8_largest(Fp8Format::Kind::e5m2);
+}
+
+void round_to_e5m2(ThreadPool& pool, float* values, int64_t rows, int64_t columns, float scale) {
+  constexpr auto kKind = Fp8Format::Kind::e5m2;
+  pool.parallel_ranges(rows, 1, [&](int64_t begin, int64_t end) {
+    for (float& value : std::span(values + begin * columns, static_cast<size_t>((end - begin) * columns)))
+      value = scale * fp8_to_float(kKind, Fp8TensorEncoding::code_of(kKind, value, scale));
+  });
+}
+
 void run_fused_backward(const FusedBackward& plan, const KernelCall& call) {
   CpuDevice& device = cpu_device(call);
   const Fused f = fused(plan.products, call);
@@ -291,7 +377,8 @@ void run_fused_backward(const FusedBackward& plan, const KernelCall& call) {
 
   // 1. Pack the transposed side of the weight.
   void* transposed = chunk_lse + round_up(chunk, 16);
-  if (dx != nullptr) plan.transpose(device.pool(), transposed, call.inputs[1].data, f.vocab, f.hidden);
+  if (dx != nullptr) plan.transpose(device.pool(), transposed, f.weight, f.vocab, f.hidden);
+  const float scale = plan.products.decodes() ? e5m2_scale(dloss, f.rows) : 0.0f;
 
   for (int64_t row = 0; row < f.rows; row += chunk) {
     const int64_t rows = std::min(chunk, f.rows - row);
@@ -301,6 +388,7 @@ void run_fused_backward(const FusedBackward& plan, const KernelCall& call) {
       rows_loss(device, plan.log_softmax, loss + row, chunk_lse, f.logits, labels + row, rows, f.vocab);
     const float* lse = loss != nullptr ? chunk_lse : saved_lse + row;
     rows_gradient(device, plan.gradient, f.logits, f.logits, labels + row, lse, dloss + row, rows, f.vocab);
+    if (plan.products.decodes()) round_to_e5m2(device.pool(), f.logits, rows, f.vocab, scale);
 
     // 3. dx = dlogits weight
     if (dx != nullptr) {
@@ -347,10 +435,22 @@ constexpr Kernel kFused{"cpu_row_chunks", Pass::forward, can_fused, prepare_fuse
 constexpr Kernel kFusedInference{"cpu_row_chunks", Pass::inference, can_fused, prepare_fused_forward, pack_weight};
 constexpr Kernel kFusedBackward{"cpu_row_chunks", Pass::backward, can_fused, prepare_fused_backward, pack_weight};
 
+constexpr Kernel in_8_bits(Kernel kernel) {
+  kernel.name = "cpu_fp8_tensor";
+  kernel.can_handle = can_fused_in_8_bits;
+  kernel.packing = nullptr;
+  kernel.wanted_encoding = wanted_in_8_bits;
+  return kernel;
+}
+constexpr Kernel kForward8 = in_8_bits(kFused), kInference8 = in_8_bits(kFusedInference),
+                 kBackward8 = in_8_bits(kFusedBackward);
+
 }  // namespace
 
 KernelList cross_entropy_kernels() { return {&kForward, &kInference, &kBackward}; }
-KernelList linear_cross_entropy_kernels() { return {&kFused, &kFusedInference, &kFusedBackward}; }
+KernelList linear_cross_entropy_kernels() {
+  return {&kFused, &kFusedInference, &kFusedBackward, &kForward8, &kInference8, &kBackward8};
+}
 
 }  // namespace eadem::kernels::cpu
 #endif  // HWY_ONCE

@@ -37,12 +37,17 @@ MatrixLayout make_layout(cudaDataType_t type, int64_t rows, int64_t cols) {  // 
   return MatrixLayout(layout);
 }
 
+void set_pitch(const MatrixLayout& layout, int64_t pitch) {
+  EADEM_CUBLAS_CALL(
+      cublas_lt().MatrixLayoutSetAttribute(layout.get(), CUBLASLT_MATRIX_LAYOUT_LD, &pitch, sizeof(pitch)));
+}
+
 // Sets the number of rows of a dense matrix.
 void set_height(const MatrixLayout& layout, int64_t rows) {
   const uint64_t value = static_cast<uint64_t>(rows);
   EADEM_CUBLAS_CALL(
       cublas_lt().MatrixLayoutSetAttribute(layout.get(), CUBLASLT_MATRIX_LAYOUT_ROWS, &value, sizeof(value)));
-  EADEM_CUBLAS_CALL(cublas_lt().MatrixLayoutSetAttribute(layout.get(), CUBLASLT_MATRIX_LAYOUT_LD, &rows, sizeof(rows)));
+  set_pitch(layout, rows);
 }
 
 void set_columns(const MatrixLayout& layout, int64_t columns) {
@@ -305,6 +310,12 @@ void CudaMatmul::launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm,
   check_alignment("bias", call.bias, kAlignment);
   check_alignment("y", call.y, out_alignment);
   set_rows(plan, call.rows);
+  if (call.weight_pitch > 0) {
+    EADEM_CHECK(
+        is_transposed_gradient(problem) && call.weight_pitch >= call.rows && call.weight_pitch % kAlignment == 0,
+        "rows of {} codes, {} apart", call.rows, call.weight_pitch);
+    set_pitch(plan.weight, call.weight_pitch);
+  }
   if (problem.bias) set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias);
   if (problem.e4m3) {
     check_alignment("x_scales", call.x_scales, kAlignment);

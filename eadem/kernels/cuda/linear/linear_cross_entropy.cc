@@ -2,12 +2,12 @@
 //
 // The loss of the LM head, in chunks of rows whose logits are stored for a moment only. Logits have the bits of linear,
 // and losses those of cross_entropy; their gradient is rounded to the dtype of x before it is multiplied.
-#include <algorithm>
 #include <optional>
 
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/linear/exact_product.h"
+#include "eadem/kernels/cuda/linear/logit_chunks.h"
 #include "eadem/kernels/cuda/support.h"
 #include "eadem/kernels/linear.h"
 #include "eadem/kernels/training/cross_entropy.h"
@@ -18,15 +18,6 @@ namespace {
 
 enum Input { kX, kWeight, kLabels, kLse, kDloss };
 enum Output { kDx, kDweight, kLoss };
-
-constexpr int64_t kScratchAlignment = 256;
-int64_t ceil_multiple(int64_t value) { return (value + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment; }
-
-// Rows whose logits are made at once: 2 GB of them. Each chunk reads and writes the gradient of the weight once.
-int64_t chunk_rows(int64_t vocab, int64_t tokens) {
-  constexpr int64_t kMostLogits = int64_t{1} << 29;
-  return std::clamp<int64_t>(kMostLogits / std::max<int64_t>(vocab, 1) / 64 * 64, 64, std::max<int64_t>(tokens, 64));
-}
 
 Requirements common(const KernelRequest& request) {
   const TensorType &x = request.inputs[kX], &weight = request.inputs[kWeight];
@@ -48,6 +39,7 @@ Verdict can_differentiate(const KernelRequest& request) {
       .require(is_unconnected(request.inputs[kLse]) == (request.outputs.size() > kLoss),
                "either a forward pass has made lse, or the loss is made here")
       .dtype("dloss", request.inputs[kDloss], {DType::f32})
+      .require(!request.attrs.get<LinearCrossEntropyAttrs>().dlogits_in_e5m2, kPlainGradients)
       .same_dtype("dx", request.outputs[kDx], "x", request.inputs[kX])
       .dtype("dweight", request.outputs[kDweight], {DType::f32})
       .verdict({.reason = "chunks of rows"});
@@ -61,7 +53,7 @@ class Logits {
         vocab_(request.inputs[kWeight].fixed(0)),
         hidden_(request.inputs[kWeight].fixed(1)),
         dtype_(request.inputs[kX].dtype),
-        most_rows_(chunk_rows(vocab_, request.inputs[kX].dim(0).bind(request.bounds))) {
+        most_rows_(logit_chunk_rows(vocab_, request.inputs[kX].dim(0).bind(request.bounds))) {
     const TensorType inputs[] = {TensorType(dtype_, {most_rows_, hidden_}), request.inputs[kWeight],
                                  unconnected_port()};
     const TensorType outputs[] = {TensorType(DType::f32, {most_rows_, vocab_})};
@@ -79,7 +71,7 @@ class Logits {
   int64_t vocab() const { return vocab_; }
   int64_t hidden() const { return hidden_; }
   DType dtype() const { return dtype_; }
-  int64_t bytes() const { return ceil_multiple(most_rows_ * vocab_ * static_cast<int64_t>(sizeof(float))); }
+  int64_t bytes() const { return scratch_multiple(most_rows_ * vocab_ * static_cast<int64_t>(sizeof(float))); }
   const void* row_of(const void* x, int64_t row) const {
     return static_cast<const char*>(x) + row * hidden_ * static_cast<int64_t>(dtype_size(dtype_));
   }
@@ -210,7 +202,7 @@ PlanPtr prepare_gradients(const KernelRequest& request, Context& context) {
   const int64_t logits_bytes = gradients.logits.bytes();
   return make_plan(
       [gradients](const KernelCall& call) { run_gradients(gradients, call); },
-      gradients.logits.dtype() == DType::f32 ? logits_bytes : logits_bytes + ceil_multiple(logits_bytes / 2));
+      gradients.logits.dtype() == DType::f32 ? logits_bytes : logits_bytes + scratch_multiple(logits_bytes / 2));
 }
 
 constexpr Kernel kInference{.name = "cuda_row_chunks",
@@ -227,6 +219,11 @@ constexpr Kernel kBackward{.name = "cuda_row_chunks",
 
 }  // namespace
 
-KernelList linear_cross_entropy_kernels() { return {&kInference, &kForward, &kBackward}; }
+KernelList linear_cross_entropy_kernels() {
+  KernelList kernels = {&kInference, &kForward, &kBackward};
+  const KernelList more = fp8_cross_entropy_kernels();
+  kernels.insert(kernels.end(), more.begin(), more.end());
+  return kernels;
+}
 
 }  // namespace eadem::kernels::cuda

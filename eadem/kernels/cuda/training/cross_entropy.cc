@@ -36,6 +36,7 @@ Verdict can_differentiate_loss(const KernelRequest& request) {
       .dtype("labels", request.inputs[1], {DType::i32})
       .dtype("lse", request.inputs[2], {DType::f32})
       .dtype("dloss", request.inputs[3], {DType::f32})
+      .require(!request.attrs.get<CrossEntropyAttrs>().dlogits_in_e5m2, kPlainGradients)
       .same_dtype("dlogits", request.outputs[0], "logits", request.inputs[0])
       .verdict();
 }
