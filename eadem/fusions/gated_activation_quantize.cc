@@ -108,9 +108,7 @@ GatedActivationQuantize::GatedActivationQuantize(const kernels::GatedQuantizeAtt
               {std::make_shared<ops::GatedActivation>(kernels::ActivationAttrs{attrs.kind}), quantize_to(attrs)}),
       attrs_(attrs) {}
 
-std::vector<ops::Port> GatedActivationQuantize::inputs() const {
-  return {{"gate"}, {"up"}, {"scaling", Role::state}};
-}
+std::vector<ops::Port> GatedActivationQuantize::inputs() const { return {{"gate"}, {"up"}, {"scaling", Role::state}}; }
 std::vector<ops::Port> GatedActivationQuantize::outputs() const {
   return {{"y"}, {"scaling", Role::state, /*optional=*/true}};
 }

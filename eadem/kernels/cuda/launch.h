@@ -462,7 +462,7 @@ struct LinearStreamParams {
 
 inline constexpr int64_t kFp8Multiple = 128;
 [[nodiscard]] cudaError_t launch_fp8_stream(const LinearStreamParams& params, cudaStream_t stream);
-// One part alone, without `up`.
+// Without `up`.
 [[nodiscard]] cudaError_t launch_fp8_tiles(const LinearStreamParams& params, cudaStream_t stream);
 
 // --- packed_stream.cu, for Hopper: weights are FragmentBlocks

@@ -11,6 +11,7 @@
 #include "eadem/kernels/cuda/instructions/mma.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
 #include "eadem/kernels/cuda/instructions/ring.cuh"
+#include "eadem/kernels/cuda/instructions/tensor_map.cuh"
 #include "eadem/kernels/cuda/instructions/wgmma.cuh"
 
 namespace eadem::kernels::cuda {
@@ -40,6 +41,11 @@ struct Config {
   static constexpr uint32_t kRowsBytes = kFirstBytes + (kSecondInRegisters ? 0 : kConsumers * kTileBytes);
   // The rows, then the stages of the ring, each two tiles, from a multiple of 1024.
   static constexpr uint32_t kSharedBytes = kRowsBytes + 2 * kStages * kTileBytes + 1024;
+};
+
+// The two matrices of the columns as [tokens, heads * kD], in boxes of a chunk and a panel.
+struct ColumnMaps {
+  CUtensorMap first, second;
 };
 
 // A head's rows of a matrix [tokens, heads, kD].
@@ -168,6 +174,8 @@ struct Work {
     return first < end ? (end - first_column + kColumns - 1) / kColumns : 0;
   }
   __device__ int32_t column_of(int32_t step) const { return first_column + step % chunks * kColumns; }
+  // Whether all columns of a chunk belong to the sequence.
+  __device__ bool fills(int32_t column) const { return column + kColumns <= tile.tokens; }
   __device__ int32_t column_head(int32_t step) const {
     return kKeys ? row_head * group + step / chunks : row_head / group;
   }
@@ -179,9 +187,10 @@ struct QueryNumbers {
   float lse[kStages][kColumns], delta[kStages][kColumns];
 };
 
+// One thread copies chunks that the sequence fills; others are copied piece by piece.
 template <int kD, bool kKeys>
-__device__ void produce(const Work<kD, kKeys>& work, uint32_t rows, uint32_t rows_full, uint32_t stages,
-                        const Ring& ring, const QueryNumbers<Config<kD, kKeys>::kStages>& numbers) {
+__device__ void produce(const Work<kD, kKeys>& work, const ColumnMaps& maps, uint32_t rows, uint32_t rows_full,
+                        uint32_t stages, const Ring& ring, const QueryNumbers<Config<kD, kKeys>::kStages>& numbers) {
   using Sizes = Config<kD, kKeys>;
   constexpr uint32_t kTileBytes = Sizes::kTileBytes;
   const AttentionBackwardParams& b = work.b;
@@ -195,15 +204,29 @@ __device__ void produce(const Work<kD, kKeys>& work, uint32_t rows, uint32_t row
     if constexpr (!Sizes::kSecondInRegisters) copy_tile(to + Sizes::kFirstBytes, work.second_rows(), row, copies);
   }
   barrier_arrive_after_copies(rows_full);
+  constexpr int kPanels = kD / kPanelColumns;
   RingPlace<Sizes::kStages> place;
   for (int32_t step = 0; step < work.steps; ++step) {
     const int32_t column = work.column_of(step), head = work.column_head(step);
-    const HeadRows first = kKeys ? work.rows_of(p.q, p.heads, head) : work.rows_of(p.k, p.kv_heads, head);
-    const HeadRows second = kKeys ? work.rows_of(b.dy, p.heads, head) : work.rows_of(p.v, p.kv_heads, head);
-    const uint32_t to = stages + static_cast<uint32_t>(place.stage) * 2 * kTileBytes;
+    const uint32_t to = stages + static_cast<uint32_t>(place.stage) * 2 * kTileBytes, full = ring.full_at(place.stage);
     barrier_wait(ring.empty_at(place.stage), place.parity ^ 1);
-    copy_tile(to, first, column, copies);
-    copy_tile(to + kTileBytes, second, column, copies);
+    if (work.fills(column)) {
+      if (thread == 0) {
+        barrier_arrive_expecting(full, 2 * kTileBytes);
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel) {
+          const uint32_t offset = static_cast<uint32_t>(panel) * kPanelBytes;
+          const int row = work.tile.first_token + column;
+          copy_box_async(to + offset, maps.first, row, head * kPanels + panel, full);
+          copy_box_async(to + kTileBytes + offset, maps.second, row, head * kPanels + panel, full);
+        }
+      }
+    } else {
+      if (thread == 0) barrier_arrive(full);
+      copy_tile(to, kKeys ? work.rows_of(p.q, p.heads, head) : work.rows_of(p.k, p.kv_heads, head), column, copies);
+      copy_tile(to + kTileBytes, kKeys ? work.rows_of(b.dy, p.heads, head) : work.rows_of(p.v, p.kv_heads, head),
+                column, copies);
+    }
     if constexpr (kKeys) {
       const int own = thread % kColumns;
       const bool wanted = column + own < work.tile.tokens;
@@ -213,7 +236,7 @@ __device__ void produce(const Work<kD, kKeys>& work, uint32_t rows, uint32_t row
       else
         copy_4_async(shared_address(&numbers.delta[place.stage][own]), b.delta + query, wanted);
     }
-    barrier_arrive_after_copies(ring.full_at(place.stage));
+    barrier_arrive_after_copies(full);
     place.advance();
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
@@ -262,7 +285,7 @@ __device__ void consume(const Work<kD, kKeys>& work, uint32_t rows, uint32_t row
     const uint32_t first = stages + static_cast<uint32_t>(stage) * 2 * Sizes::kTileBytes;
     const uint32_t second = first + Sizes::kTileBytes;
     barrier_wait(ring.full_at(stage), place.parity);
-    fence_shared_for_wgmma();
+    if (!work.fills(work.column_of(step))) fence_shared_for_wgmma();
     multiply_rows<kD>(weights, first_left, first);
     if constexpr (Sizes::kBothScores) multiply_rows<kD>(slopes, second_left, second);
     wgmma_wait<Sizes::kBothScores ? 1 : 0>();  // for the scores, and the sums of the chunk before
@@ -342,7 +365,9 @@ __device__ void consume(const Work<kD, kKeys>& work, uint32_t rows, uint32_t row
 }
 
 template <int kD, bool kKeys>
-__global__ void __launch_bounds__(Config<kD, kKeys>::kThreads, 1) attention_gradient_wgmma(AttentionBackwardParams b) {
+__global__ void __launch_bounds__(Config<kD, kKeys>::kThreads, 1)
+    attention_gradient_wgmma(const __grid_constant__ AttentionBackwardParams b,
+                             const __grid_constant__ ColumnMaps maps) {
   using Sizes = Config<kD, kKeys>;
   constexpr int kStages = Sizes::kStages;
   extern __shared__ __align__(1024) uint8_t memory[];
@@ -354,7 +379,7 @@ __global__ void __launch_bounds__(Config<kD, kKeys>::kThreads, 1) attention_grad
   if (threadIdx.x == 0) {
     barrier_init(rows_full, kWarpgroup);
     for (int stage = 0; stage < kStages; ++stage) {
-      barrier_init(ring.full_at(stage), kWarpgroup);
+      barrier_init(ring.full_at(stage), kWarpgroup + 1);  // all when their copies are done, and one for the boxes
       barrier_init(ring.empty_at(stage), Sizes::kConsumers * kWarpgroup / kWarp);
     }
   }
@@ -371,7 +396,7 @@ __global__ void __launch_bounds__(Config<kD, kKeys>::kThreads, 1) attention_grad
   const uint32_t rows = (shared_address(memory) + 1023) / 1024 * 1024, stages = rows + Sizes::kRowsBytes;
   if (threadIdx.x < kWarpgroup) {
     shrink_registers<Sizes::kProducerRegisters>();
-    produce(work, rows, rows_full, stages, ring, numbers);
+    produce(work, maps, rows, rows_full, stages, ring, numbers);
   } else {
     grow_registers<Sizes::kConsumerRegisters>();
     consume(work, rows, rows_full, stages, ring, numbers);
@@ -381,11 +406,17 @@ __global__ void __launch_bounds__(Config<kD, kKeys>::kThreads, 1) attention_grad
 template <int kD, bool kKeys>
 cudaError_t launch_tiles(const AttentionBackwardParams& b, cudaStream_t stream) {
   using Sizes = Config<kD, kKeys>;
+  const AttentionParams& p = b.forward;
+  const int64_t columns = int64_t{kKeys ? p.heads : p.kv_heads} * kD;
+  ColumnMaps maps{};
+  cudaError_t error = make_panel_map(maps.first, kKeys ? p.q : p.k, p.tokens, columns, kColumns, 1);
+  if (error == cudaSuccess) error = make_panel_map(maps.second, kKeys ? b.dy : p.v, p.tokens, columns, kColumns, 1);
+  if (error != cudaSuccess) return error;
   // Every sequence may end with a partial tile.
-  const int64_t tiles = b.forward.tokens / Sizes::kRows + b.forward.sequences;
-  const auto blocks = static_cast<unsigned>(tiles * (kKeys ? b.forward.kv_heads : b.forward.heads));
+  const int64_t tiles = p.tokens / Sizes::kRows + p.sequences;
+  const auto blocks = static_cast<unsigned>(tiles * (kKeys ? p.kv_heads : p.heads));
   return launch_overlapped(attention_gradient_wgmma<kD, kKeys>, dim3(blocks), Sizes::kThreads, Sizes::kSharedBytes,
-                           stream, b);
+                           stream, b, maps);
 }
 
 template <int kD>

@@ -159,7 +159,7 @@ __device__ void produce(const AttentionParams& p, const CacheMaps& maps, const T
         if (has_box)
           copy_box_async(
               to + static_cast<uint32_t>(panel) * kPanelBytes + static_cast<uint32_t>(box_row) * kPanelRowBytes, map,
-              box, panel + (is_direct ? tile.kv_head * kPanels : 0), full, l2_policy<L2Policy::evict_last>());
+              box, panel + (is_direct ? tile.kv_head * kPanels : 0), full);
         return;
       }
       if constexpr (kEven)

@@ -76,8 +76,16 @@ __device__ inline void copy_box_async(uint32_t shared, const CUtensorMap& map, i
       "l"(&map), "r"(0), "r"(row), "r"(panel), "r"(barrier), "l"(policy)
       : "memory");
 }
-// The same for every block of the cluster whose bit in `blocks` is set: the box arrives at the same place of its shared
-// memory, and its barrier at that place counts the bytes.
+// The same, and the L2 cache keeps the box as it does other lines.
+__device__ inline void copy_box_async(uint32_t shared, const CUtensorMap& map, int row, int panel, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(shared),
+      "l"(&map), "r"(0), "r"(row), "r"(panel), "r"(barrier)
+      : "memory");
+}
+// As the first, for every block of the cluster whose bit in `blocks` is set: the box arrives at the same place of its
+// shared memory, and its barrier at that place counts the bytes.
 __device__ inline void copy_box_to_blocks_async(uint32_t shared, const CUtensorMap& map, int row, int panel,
                                                 uint32_t barrier, int blocks, uint64_t policy) {
   asm volatile(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Products of many rows whose operands are 8-bit floats, with the bits of fp8_stream.cu. A block computes tiles of 128
-// tokens and 128 rows of the weight: a warpgroup has 64 of the tokens, one thread copies 128 columns of k of both
+// tokens and 128 rows of a weight: a warpgroup has 64 of the tokens, one thread copies 128 columns of k of both
 // operands at a time into a ring of stages.
 //
 // Blocks are paired (a cluster of two), with the same rows of the weight and tokens one after another: each copies half
@@ -35,24 +35,40 @@ constexpr uint32_t kStepBytes = 32;                       // of k in one wgmma
 static_assert(kPanelCodes == static_cast<int>(kPanelRowBytes) && kPanelCodes == 4 * static_cast<int>(kStepBytes));
 
 struct TileMaps {
-  CUtensorMap tokens, weight;
+  CUtensorMap tokens, weights[kMostLinearStreamParts];
 };
 
-// The tiles of a launch, tokens first: pairs of blocks take pairs of tiles in turns.
+// Pairs of tiles with the same rows of a weight.
+__host__ __device__ inline int token_pairs_of(const LinearStreamParams& p) {
+  return static_cast<int>(ceil_div(p.tokens, int64_t{kPair} * kTileTokens));
+}
+// How many tiles the outputs of a part are.
+__host__ __device__ inline int outputs_of(const LinearStreamPart& part) {
+  return static_cast<int>(ceil_div(part.out, int64_t{kTileRows}));
+}
+
+// The tiles of a launch, tokens first, one part after another: pairs of blocks take pairs of tiles in turns.
 struct Tiles {
-  int token_pairs, outputs;
+  const LinearStreamParams& p;
+  int token_pairs, outputs = 0;
   int pair, num_pairs;  // this pair of blocks
 
-  __device__ explicit Tiles(const LinearStreamParams& p)
-      : token_pairs(static_cast<int>(ceil_div(p.tokens, int64_t{kPair} * kTileTokens))),
-        outputs(static_cast<int>(ceil_div(p.parts[0].out, int64_t{kTileRows}))),
+  __device__ explicit Tiles(const LinearStreamParams& params)
+      : p(params),
+        token_pairs(token_pairs_of(params)),
         pair(static_cast<int>(blockIdx.x) / kPair),
-        num_pairs(static_cast<int>(gridDim.x) / kPair) {}
-  // Calls f(first token, first output) for each of this block's tiles.
+        num_pairs(static_cast<int>(gridDim.x) / kPair) {
+    for (const LinearStreamPart& part : p.parts) outputs += outputs_of(part);
+  }
+  // Calls f(part, first token, first output) for each of this block's tiles.
   template <typename F>
   __device__ void for_each(int rank, F&& f) const {
-    for (int tile = pair; tile < token_pairs * outputs; tile += num_pairs)
-      f((tile % token_pairs * kPair + rank) * kTileTokens, tile / token_pairs * kTileRows);
+    for (int tile = pair; tile < token_pairs * outputs; tile += num_pairs) {
+      int part = 0, output = tile / token_pairs;
+      for (int here; part + 1 < kMostLinearStreamParts && output >= (here = outputs_of(p.parts[part])); ++part)
+        output -= here;
+      f(part, (tile % token_pairs * kPair + rank) * kTileTokens, output * kTileRows);
+    }
   }
 };
 
@@ -64,14 +80,14 @@ __device__ inline void copy_tiles(const TileMaps& maps, const Tiles& tiles, cons
   RingPlace<kStages> place{0, 1};  // parity of the phase before the first: the first round waits for nothing
   const uint64_t policy = l2_policy<L2Policy::evict_last>();
   wait_for_earlier_kernels();
-  tiles.for_each(rank, [&](int token, int output) {
+  tiles.for_each(rank, [&](int part, int token, int output) {
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
       barrier_wait(ring.empty_at(place.stage), place.parity);
       const uint32_t full = ring.full_at(place.stage);
       const uint32_t stage = stages + static_cast<uint32_t>(place.stage) * kStageBytes;
       barrier_arrive_expecting(full, kStageBytes);
       copy_box_async(stage, maps.tokens, token, chunk, full, policy);
-      copy_box_to_blocks_async(stage + kTokenBytes + static_cast<uint32_t>(rank) * kHalf, maps.weight,
+      copy_box_to_blocks_async(stage + kTokenBytes + static_cast<uint32_t>(rank) * kHalf, maps.weights[part],
                                output + rank * (kTileRows / kPair), chunk, full, (1 << kPair) - 1, policy);
       place.advance();
     }
@@ -97,9 +113,8 @@ using Sums = float[kRowTiles][4];
 
 // By a warp: scales its sums, rounds once and stores. `first_token`: of the warp.
 template <typename Y, bool kBlockScales>
-__device__ inline void store_sums(const LinearStreamParams& p, const Sums& sum, int64_t first_token,
-                                  int64_t first_output, int lane) {
-  const LinearStreamPart& part = p.parts[0];
+__device__ inline void store_sums(const LinearStreamParams& p, const LinearStreamPart& part, const Sums& sum,
+                                  int64_t first_token, int64_t first_output, int lane) {
   const bool row_scales = p.scaling == WeightScaling::rows;
   const auto value_of = [&](int t, int i, int64_t n, float token_scale) {
     float value = (kBlockScales ? sum[t][i] : sum[t][i] * part.scales[row_scales ? n : 0]) * token_scale;
@@ -149,7 +164,8 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const Tiles& 
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % (kWarpgroup / kWarp);
   RingPlace<kStages> place;
   Sums sum, chain[2];
-  tiles.for_each(rank, [&](int first_token, int first_output) {
+  tiles.for_each(rank, [&](int part_index, int first_token, int first_output) {
+    const LinearStreamPart& part = p.parts[part_index];
     const int64_t block = first_output / kFp8Multiple * num_chunks;
     uint32_t left_empty = 0;  // the barrier of the stage that the chain which runs reads
     float scale = 0.0f;       // of its block
@@ -175,7 +191,7 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const Tiles& 
     // Called when a chain has begun: keeps its stage and its scale for the call of `add` that adds it.
     const auto advance = [&](int chunk) {
       left_empty = ring.empty_at(place.stage);
-      if (kBlockScales) scale = __ldg(p.parts[0].scales + block + chunk);
+      if (kBlockScales) scale = __ldg(part.scales + block + chunk);
       place.advance();
     };
 #pragma unroll
@@ -205,7 +221,8 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const Tiles& 
       add(chain[0]);
     }
     wait_for_earlier_kernels();
-    store_sums<Y, kBlockScales>(p, sum, int64_t{first_token} + group * kGroupTokens + warp * 16, first_output, lane);
+    store_sums<Y, kBlockScales>(p, part, sum, int64_t{first_token} + group * kGroupTokens + warp * 16, first_output,
+                                lane);
   });
 }
 
@@ -241,12 +258,17 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <typename Y>
 cudaError_t launch_as(const LinearStreamParams& p, cudaStream_t stream) {
-  const LinearStreamPart& part = p.parts[0];
   TileMaps maps{};
   cudaError_t error = make_panel_map(maps.tokens, p.x, p.tokens, p.in / 2, kTileTokens, 1);
-  if (error == cudaSuccess) error = make_panel_map(maps.weight, part.weight, part.out, p.in / 2, kTileRows / kPair, 1);
+  int64_t pairs = 0;
+  for (int i = 0; i < kMostLinearStreamParts; ++i) {
+    const LinearStreamPart& part = p.parts[i];
+    if (part.out == 0) continue;
+    if (error == cudaSuccess)
+      error = make_panel_map(maps.weights[i], part.weight, part.out, p.in / 2, kTileRows / kPair, 1);
+    pairs += int64_t{token_pairs_of(p)} * outputs_of(part);
+  }
   if (error != cudaSuccess) return error;
-  const int64_t pairs = ceil_div(p.tokens, int64_t{kPair} * kTileTokens) * ceil_div(part.out, int64_t{kTileRows});
   const auto blocks = static_cast<unsigned>(kPair * std::min(pairs, p.multiprocessors / kPair));
   const auto launch = [&](auto kernel) {
     return launch_clusters(kernel, kPair, dim3(blocks), kThreads, size_t{kStages} * kStageBytes, stream, p, maps);
@@ -258,7 +280,7 @@ cudaError_t launch_as(const LinearStreamParams& p, cudaStream_t stream) {
 
 cudaError_t launch_fp8_tiles(const LinearStreamParams& p, cudaStream_t stream) {
   if (p.tokens == 0 || p.parts[0].out == 0) return cudaSuccess;
-  if (p.in % kFp8Multiple != 0 || p.parts[1].out != 0 || p.up != nullptr) return cudaErrorInvalidValue;
+  if (p.in % kFp8Multiple != 0 || p.up != nullptr) return cudaErrorInvalidValue;
   return with_f32_or_bf16(p.y_dtype, [&](auto y) { return launch_as<decltype(y)>(p, stream); });
 }
 

@@ -409,7 +409,7 @@ PlanPtr prepare_rounded(const KernelRequest& request, Context& context) {
       rounded_at + rounded_bytes);
 }
 
-// --- linear_qkv: few rows take one launch; more rows take three products.
+// --- linear_qkv: few rows take one launch; more rows take three products, or one launch of tiles.
 
 // The request of the linear of part 0, 1 or 2.
 LinearRequest linear_of(const KernelRequest& qkv, size_t part) { return {qkv, 1 + 2 * part, 2 + 2 * part, part}; }
@@ -448,10 +448,20 @@ struct QkvProduct {
   int64_t scratch_bytes = 0;
 };
 
+// Whether a product alone would leave half of the device idle, so that three of 8-bit floats share a launch.
+bool share_tiles(const KernelCall& call, int64_t multiprocessors) {
+  constexpr int64_t kTile = 128;  // tokens, and rows of a weight
+  const TensorView& x = call.inputs[0];
+  if (scales_of(x) == nullptr || sums_of(x) != nullptr) return false;
+  const int64_t narrowest = std::min({call.inputs[1].shape[0], call.inputs[3].shape[0], call.inputs[5].shape[0]});
+  const auto tiles_of = [](int64_t size) { return (size + kTile - 1) / kTile; };
+  return 2 * tiles_of(x.shape[0]) * tiles_of(narrowest) <= multiprocessors;
+}
+
 void run_qkv(const QkvProduct& product, const KernelCall& call) {
   const TensorView& x = call.inputs[0];
   CudaDevice& device = cuda_device(call);
-  if (x.shape[0] > product.products[0].most_streamed()) {
+  if (x.shape[0] > product.products[0].most_streamed() && !share_tiles(call, device.multiprocessors())) {
     for (size_t part = 0; part < 3; ++part) {
       const TensorView inputs[] = {x, call.inputs[1 + 2 * part], call.inputs[2 + 2 * part]};
       product.products[part].run(linear_params({.inputs = inputs, .outputs = call.outputs.subspan(part, 1)}),
