@@ -14,8 +14,9 @@
 // stays through all rows. Sums of a part are read and written once for a chunk. Meanwhile the next chunk is prefetched
 // into the second cache.
 //
-// Measured on Emerald Rapids (latents of DeepSeek-V2-Lite in f32, 8,192 keys, 16 rows): prefetching the next part into
-// the first cache, too, takes 1.07 to 1.1 times as long, and prefetching all of the next chunk during the scores 1.12.
+// Measured on Emerald Rapids (latents of DeepSeek-V2-Lite in f32, 8,192 keys, 16 rows, one and two threads): with the
+// next part prefetched into the first cache, too, a layer takes 1.07 to 1.17 times as long, with all of the next chunk
+// prefetched during the scores 1.12 to 1.17 times.
 //
 // Per-target header: included after hwy/foreach_target.h, inside no namespace.
 #if defined(EADEM_KERNELS_CPU_ROWS_IN_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
