@@ -300,50 +300,10 @@ void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int6
   }
 }
 
-// With rows in lanes. Past the last key, the first one takes its place; those scores are never used. Meanwhile the
-// keys of the next chunk are prefetched, of each kLaneKeys of this one the first over `share`, which is 1 or 2.
-template <typename T>
-void scores_in_lanes(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t count,
-                     int64_t fetch_end, int64_t share, const ForwardScratch& s) {
-  const KvRows<T> rows_of{a, static_cast<const T*>(a.k), sequence, kv_head, a.head_dim};
-  float* const by_key = s.keys;  // [kChunk, kRowsInLanes]
-  for (int64_t first = 0; first < count; first += kLaneKeys) {
-    LaneKeys<T> keys;
-    for (int64_t j = 0; j < kLaneKeys; ++j) keys.rows[j] = rows_of.at(first + j < count ? start + first + j : start);
-    const int64_t later = start + kChunk + first / share;
-    keys.ahead = rows_of.at(later < fetch_end ? later : start);
-    keys.share = share;
-    lane_scores_tile(by_key + first * kRowsInLanes, s.keys_t, keys, a.head_dim);
-  }
-  transpose_chunk(s.scores, by_key, kRowsInLanes);
-}
-
-// Whether values_of_keys can read the values.
+// Whether rows in lanes read values from the rows of keys, which the scores have brought into a cache.
 template <typename T>
 bool values_are_of_keys(const Attention& a) {
-  return sizeof(T) > 1 && a.v == a.k && a.value_dim % (kTilePanels * kPanelWidth) == 0;
-}
-
-// Values that lie in the rows of keys, which the scores have brought into a cache. Meanwhile the second half of the
-// next chunk is prefetched: the scores alone would have to read faster than memory can.
-template <typename T>
-void values_of_keys(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t count,
-                    int64_t fetch_end, int64_t rows, const ForwardScratch& s) {
-  const int64_t width = a.value_width(), half = start + kChunk + kChunk / 2;
-  const KvRows<T> rows_of{a, static_cast<const T*>(a.v), sequence, kv_head, a.value_row};
-  Fetch fetch;
-  if (half < fetch_end)
-    fetch = Fetch(
-        rows_of.at(half),
-        rows_of.run(half, std::min(fetch_end, half + kChunk / 2)) * rows_of.stride() * static_cast<int64_t>(sizeof(T)),
-        0, 1);
-  for (int64_t j = 0; j < count;) {
-    const int64_t run = rows_of.run(start + j, start + count);
-    matmul_block(s.split.out, width, true, RowOperand{s.scores + j, kChunk, 1},
-                 PanelOperand<T>{rows_of.at(start + j), kPanelWidth, rows_of.stride()}, rows, width / kPanelWidth, run,
-                 std::exchange(fetch, Fetch()), s.values);
-    j += run;
-  }
+  return sizeof(T) > 1 && a.v == a.k && a.value_row == a.head_dim && a.value_dim % kLaneColumns == 0;
 }
 
 // Loads the scales of an encoded cache at [start, start + count), and zeros for the rest of the chunk.
@@ -372,22 +332,32 @@ void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int6
                   int64_t rows, RowsWay way, const ForwardScratch& s) {
   constexpr bool kEncoded = std::is_same_v<T, int8_t> || std::is_same_v<T, e4m3_t>;
   const int64_t end = b.position + (b.end - b.begin), count = std::min(kChunk, end - start);
-  const bool in_lanes = way == RowsWay::in_lanes;
-  if (way == RowsWay::in_place || a.byte_dots)
-    scores_in_place<T>(a, b.sequence, kv_head, start, end, fetch_end, rows, s);
-  else if (in_lanes)
-    scores_in_lanes<T>(a, b.sequence, kv_head, start, count, fetch_end, values_are_of_keys<T>(a) ? 2 : 1, s);
-  else
-    scores_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
   if constexpr (kEncoded) {
     load_scales(s.key_scales, a, a.k_scales, b.sequence, kv_head, start, count);
     load_scales(s.value_scales, a, a.v_scales, b.sequence, kv_head, start, count);
   }
+  if (way == RowsWay::in_lanes) {
+    const LaneChunk<T> chunk(KvRows<T>{a, static_cast<const T*>(a.k), b.sequence, kv_head, a.head_dim}, start, count,
+                             fetch_end);
+    RowFetch fetch(chunk.later, chunk.later_count, a.head_dim * static_cast<int64_t>(sizeof(T)));
+    float* const by_key = s.keys;  // [kChunk, kRowsInLanes]
+    // If values are of keys, half of the next chunk is prefetched during the scores, which alone would have to read
+    // faster than memory can.
+    const bool of_keys = values_are_of_keys<T>(a);
+    of_keys ? lane_scores<2>(by_key, s.keys_t, chunk, count, a.head_dim, fetch)
+            : lane_scores<1>(by_key, s.keys_t, chunk, count, a.head_dim, fetch);
+    transpose_chunk(s.scores, by_key, kRowsInLanes);
+    online_softmax<kEncoded>(a, b, start, rows, s);
+    if (of_keys)
+      return lane_values(s.split.out, a.value_width(), s.scores, chunk, count, rows, a.value_dim, fetch, s.values);
+    return values_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
+  }
+  if (way == RowsWay::in_place || a.byte_dots)
+    scores_in_place<T>(a, b.sequence, kv_head, start, end, fetch_end, rows, s);
+  else
+    scores_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
   online_softmax<kEncoded>(a, b, start, rows, s);
   if (way == RowsWay::in_place) return values_in_place<T>(a, b.sequence, kv_head, start, end, fetch_end, rows, s);
-  if constexpr (sizeof(T) > 1)
-    if (in_lanes && values_are_of_keys<T>(a))
-      return values_of_keys<T>(a, b.sequence, kv_head, start, count, fetch_end, rows, s);
   values_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
 }
 
