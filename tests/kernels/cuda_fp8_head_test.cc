@@ -243,10 +243,10 @@ TEST_F(CudaFp8Head, IsThatOfTheDefinition) {
     }
 }
 
-// Chunks have 1,280 rows at this vocabulary, and groups, whose gradients of the weight are added one after another,
+// Chunks have 8,192 rows at this vocabulary, and groups, whose gradients of the weight are added one after another,
 // four of them. The largest |dloss| is in both parts, so that they have one scale.
 TEST_F(CudaFp8Head, ChunksOfRowsChangeNothing) {
-  constexpr int64_t kVocab = 409600, kHidden = 16, kGroup = 4 * 1280, kRows = kGroup + 10;
+  constexpr int64_t kVocab = 65536, kHidden = 256, kGroup = 4 * 8192, kRows = kGroup + 10;
   const Tensor x_values = test::random_tensor(DType::f32, {kRows, kHidden}, 1);
   const Encoded x = encoded(x_values, DType::bf16, 1.0f / 448),
                 weight = encoded(test::random_tensor(DType::f32, {kVocab, kHidden}, 2), DType::bf16, 1.0f / 448);
