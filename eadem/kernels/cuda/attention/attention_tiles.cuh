@@ -12,14 +12,16 @@
 //                                                           for which p is rounded to bf16
 //   splits of kAttentionSplitKeys positions, begun at their multiples: a state {m, l, acc} of their own, merged in
 //   order
-//     M' = max(M, m)   L' = L * exp2(M - M') + l * exp2(m - M')   A' = A * exp2(M - M') + acc * exp2(m - M')
+//     M' = m if m - M > kSlack, and M otherwise
+//     L' = L * exp2(M - M') + l * exp2(m - M')              A' = A * exp2(M - M') + acc * exp2(m - M')
 //   a head's sink, once all splits are merged: M' = max(M, sink * log2 e)   L' = L * exp2(M - M') + exp2(sink * log2 e
-//   - M')   A' = A * exp2(M - M') y = A / L
+//   - M')   A' = A * exp2(M - M')
+//   y = A / L
 // A chunk or split in which the query sees no key changes none of its numbers, so a query's bits do not depend on the
 // other queries of its tile. For sums of p, each lane adds the sixteen columns of a chunk that its fragments hold, from
 // left to right, and groups of four lanes add their sums at the end of a split.
 //
-// So p is at most 2^kSlack, and sums are rescaled only where a much larger score comes.
+// p is at most 2^kSlack, and sums are rescaled only where a much larger score comes.
 //
 // The query heads that share a key head are rows of one tile, so that keys are read once.
 #pragma once
