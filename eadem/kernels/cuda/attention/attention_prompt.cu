@@ -111,6 +111,15 @@ __device__ bool find_tile(Tile& found, const AttentionParams& p, int rows, int l
   return false;
 }
 
+// By the warpgroup that copies: where the keys of a chunk are.
+__device__ inline void find_rows(int32_t (&rows)[kChunk], const AttentionParams& p, const Tile& tile, int32_t chunk,
+                                 int thread) {
+  const int32_t key = chunk + thread;
+  if (thread < kChunk)
+    rows[thread] = key >= tile.begin && key < tile.end ? key_row(p, tile.sequence, tile.kv_head, key) : kNoRow;
+  named_barrier_sync(kProducerBarrier, kWarpgroup);
+}
+
 // Whole chunks are boxes of tensor maps, if the maps describe any; others are copied piece by piece. kEven: whether
 // every chunk lies in one block of the cache, or there is no cache. A cache may hold anything (even NaN) in rows that
 // no query attends to; they become zeros, because their product with 0 must be 0.
@@ -141,11 +150,7 @@ __device__ void produce(const AttentionParams& p, const CacheMaps& maps, const T
       if constexpr (kEven) {
         first_row = key_row(p, tile.sequence, tile.kv_head, chunk);
       } else {
-        const int32_t key = chunk + thread;
-        if (thread < kChunk)
-          rows[buffer][thread] =
-              key >= tile.begin && key < tile.end ? key_row(p, tile.sequence, tile.kv_head, key) : kNoRow;
-        named_barrier_sync(kProducerBarrier, kWarpgroup);
+        find_rows(rows[buffer], p, tile, chunk, thread);
       }
     }
     const auto fill = [&](const void* from, const CUtensorMap& map, uint32_t to, const Ring& ring) {
@@ -207,11 +212,7 @@ __device__ void produce_levels(const AttentionParams& p, const Tile& tile, int32
       if constexpr (kEven) {
         even_row = key_row(p, tile.sequence, tile.kv_head, chunk);
       } else {
-        const int32_t key = chunk + thread;
-        if (thread < kChunk)
-          rows[buffer][thread] =
-              key >= tile.begin && key < tile.end ? key_row(p, tile.sequence, tile.kv_head, key) : kNoRow;
-        named_barrier_sync(kProducerBarrier, kWarpgroup);
+        find_rows(rows[buffer], p, tile, chunk, thread);
       }
       const auto row_at = [&](int row) {
         if constexpr (kEven) return chunk + row >= tile.begin && chunk + row < tile.end ? even_row + row : kNoRow;
