@@ -13,6 +13,7 @@ of the unchanged golden bit for bit, "other" when it computes other logits, and 
 tests/models/spellings_test.cc loads every row. What is the same for transformers must give the bits of the unchanged
 golden in Eadem as well, unless the row's `eadem` says what is wanted there and `why`.
 """
+import argparse
 import json
 import pathlib
 import shutil
@@ -171,4 +172,5 @@ def main():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()
