@@ -36,6 +36,7 @@ ops::OpPtr quantize_to(const kernels::GatedQuantizeAttrs& attrs) {
   return std::make_shared<ops::Quantize>(kernels::QuantizeAttrs{attrs.to});
 }
 
+// The op that gated_gradients returns. Its forward pass is the backward pass of gated_activation.
 class GatedGradients final : public ops::Op {
  public:
   explicit GatedGradients(kernels::ActivationKind kind) : forward_(kernels::ActivationAttrs{kind}) {}

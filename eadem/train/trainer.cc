@@ -124,8 +124,9 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   if (!ops::Quantize::has_scaling(options.products) && !ops::Quantize::has_scaling(options.head_products) &&
       options.amax_history != TrainerOptions{}.amax_history)
     throw InvalidArgument(
-        "amax_history is {}, but products are '{}'; only fp8_tensor_delayed takes scales from earlier steps",
-        options.amax_history, name_of_products(options.products));
+        "amax_history is {}, but products are '{}' and head_products '{}'; only fp8_tensor_delayed takes scales from "
+        "earlier steps",
+        options.amax_history, name_of_products(options.products), name_of_products(options.head_products));
   HardwareOverrides overrides;
   overrides.weights = options.weights;
   if (options.products != nullptr) overrides.rounded_weights = options.products;

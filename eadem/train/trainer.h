@@ -45,9 +45,10 @@ struct TrainerOptions {
   //   fp8_e4m3_delayed    multiply 8-bit floats. The scale of what ranks of tp divide is that of all parts
   // Experts' weights are refused.
   const Encoding* products = nullptr;
-  // Those of the output layer: null, fp8_e4m3_current or fp8_e4m3_delayed. The gradient of the logits is rounded to
-  // e5m2 with a scale that is known beforehand (kernels/training/cross_entropy.h). The trainer refuses ranks of tp, a
-  // head with a bias, and models that do something else with the logits before the loss.
+  // What the output layer multiplies: the weight as it is (null), or x and the weight rounded to fp8_e4m3_current or
+  // fp8_e4m3_delayed. The gradient of the logits is rounded to e5m2 with a scale that is known beforehand
+  // (kernels/training/cross_entropy.h). The trainer refuses ranks of tp, a head with a bias, and models that do
+  // something else with the logits before the loss.
   const Encoding* head_products = nullptr;
   // Delayed scaling: the scale of a tensor is that of its largest magnitude in so many steps before; 1 to 2^16.
   // Without it no other number than the default is taken.
@@ -70,9 +71,10 @@ struct TrainerOptions {
 std::vector<std::string> product_names();
 // Throws InvalidArgument for another name.
 const Encoding* products_from_name(std::string_view name);
-// Those of TrainerOptions::head_products: "plain", "fp8_tensor", "fp8_tensor_delayed".
+// The names that a recipe gives TrainerOptions::head_products: "plain", "fp8_tensor", "fp8_tensor_delayed".
 std::vector<std::string> head_product_names();
-const Encoding* head_products_from_name(std::string_view name);  // likewise
+// Throws InvalidArgument for a name that is none of head_product_names.
+const Encoding* head_products_from_name(std::string_view name);
 
 struct StepResult {
   double loss;       // what is minimized: the mean over the labelled tokens, and the next one times its coefficient

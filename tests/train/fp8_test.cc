@@ -418,11 +418,10 @@ TEST(Fp8Training, RefusesWhatItCannotRound) {
   for (const std::string& name : product_names()) EXPECT_EQ(products_from_name(name) == nullptr, name == "plain");
   EXPECT_THROW(Llama().trainer(products_from_name("fp8_tensor_delayed"), DType::f32, 0), InvalidArgument);
   for (const char* products : {"plain", "fp8_block128", "fp8_tensor"})
-    EXPECT_EQ(
-        test::refusal([&] { Llama().trainer(products_from_name(products), DType::f32, 4); }),
-        fmt::format("InvalidArgument: amax_history is 4, but products are '{}'; only fp8_tensor_delayed takes scales "
-                    "from earlier steps",
-                    products));
+    EXPECT_EQ(test::refusal([&] { Llama().trainer(products_from_name(products), DType::f32, 4); }),
+              fmt::format("InvalidArgument: amax_history is 4, but products are '{}' and head_products 'plain'; only "
+                          "fp8_tensor_delayed takes scales from earlier steps",
+                          products));
 }
 
 }  // namespace

@@ -219,6 +219,14 @@ HWY_NOINLINE void lane_values_tile(float* HWY_RESTRICT out, int64_t out_stride, 
     for (int v = 0; v < kVecs; ++v) store(acc[r][v], out + r * out_stride + v * kLanes);
 }
 
+// Whether rows in lanes, 13 to 16, divide into tiles of the three sizes that lane_values has.
+constexpr bool rows_divide_into_tiles() {
+  for (int64_t rows = 13; rows <= kPanelWidth; ++rows)
+    if (rows / ceil_div(rows, kTileRows) < kTileRows - 2) return false;
+  return true;
+}
+static_assert(rows_divide_into_tiles());
+
 // Adds to out [rows, columns], of weights [rows, kChunk], 13 to 16 rows. columns is a multiple of kLaneColumns; `wide`
 // has room for kChunk * kLaneColumns floats.
 template <typename T>

@@ -57,7 +57,7 @@ struct CudaMatmulCall {  // shapes: MatmulForm
   int64_t rows = 0;
   const float* x_scales = nullptr;       // [rows], with e4m3; [1] with one_scale
   const float* weight_scales = nullptr;  // [out], with e4m3; [1] with one_scale
-  // Of operands that come transposed: rows of `weight` begin so many elements apart, a multiple of 16; 0: `rows`.
+  // The pitch in elements of a `weight` that comes transposed, a multiple of 16; 0 means `rows`.
   int64_t weight_pitch = 0;
 };
 

@@ -130,8 +130,8 @@ PlanPtr prepare_loss_in_8_bits(const KernelRequest& request, Context& context) {
       logits.bytes());
 }
 
-// What the backward pass multiplies. Scratch has the logits of a chunk and the codes of their gradient, those of a
-// group of chunks transposed, and the scale.
+// The products of the backward pass. Scratch holds the logits of a chunk, the codes of their gradient, the transposed
+// codes of a group of chunks, and the scale of all codes.
 struct HeadGradients {
   HeadGradients(CudaDevice& device, const KernelRequest& request)
       : logits(device, request),

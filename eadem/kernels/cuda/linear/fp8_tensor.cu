@@ -41,8 +41,8 @@ __device__ float stored(float value) {
   return load(&element);
 }
 
-// What is rounded: kWidth neighbouring values of kOutputs matrices, made of what is loaded. A thread has kAtOnce loads
-// under way; kBlocks of threads share a multiprocessor at least.
+// A source makes the values that a kernel rounds: kWidth neighbours in each of kOutputs matrices, from what it loads.
+// A thread begins kAtOnce loads together. At least kBlocks blocks share a multiprocessor.
 template <typename T>
 struct PlainValues {
   static constexpr int kOutputs = 1, kAtOnce = kTurns, kBlocks = sizeof(T) == 2 ? 3 : 2;
