@@ -73,9 +73,10 @@ TEST_P(HeadIn8Bits, IsThatOfTheDefinition) {
     const HeadResults expected = head_oracle(operands, 0, product_bound, product_bound);
     EXPECT_LE(expected.open_codes, 1 + rows * vocab / 100) << "borders between codes are rare";
 
-    const fusions::LinearCrossEntropy op({.dlogits_in_e5m2 = true});
+    const auto op =
+        std::make_shared<fusions::LinearCrossEntropy>(kernels::LinearCrossEntropyAttrs{.dlogits_in_e5m2 = true});
     const auto call_of = [&](Pass pass, std::vector<Tensor> inputs, std::vector<Tensor> outputs) {
-      PassCall call{.op = &op, .pass = pass};
+      PassCall call{.op = op, .pass = pass};
       const auto types_of = [](const std::vector<Tensor>& tensors) {
         std::vector<TensorType> types;
         for (const Tensor& tensor : tensors) {
@@ -100,8 +101,8 @@ TEST_P(HeadIn8Bits, IsThatOfTheDefinition) {
     // 1. The reference.
     const auto widened = [](const Tensor& tensor) { return widen(tensor.view); };
     std::vector<RefTensor> gradients = {widened(dx), widened(before), widened(loss)};
-    op.reference(Pass::backward,
-                 std::vector<RefTensor>{widened(x), widened(weight), widened(labels), {}, widened(dloss)}, gradients);
+    op->reference(Pass::backward,
+                  std::vector<RefTensor>{widened(x), widened(weight), widened(labels), {}, widened(dloss)}, gradients);
     expect_bounded(expected.dx, gradients[0].data.data(), "reference dx");
     expect_bounded(expected.dweight, gradients[1].data.data(), "reference dweight");
     expect_bounded(expected.loss, gradients[2].data.data(), "reference loss");
@@ -111,7 +112,7 @@ TEST_P(HeadIn8Bits, IsThatOfTheDefinition) {
       const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = threads, .isa = isa_name(GetParam())});
       const auto run = [&](const PassCall& call) {
         const kernels::Kernel* taker = nullptr;
-        for (const kernels::Kernel* kernel : op.kernels(*kernels::backends().front()))
+        for (const kernels::Kernel* kernel : op->kernels(*kernels::backends().front()))
           if (kernel->pass == call.pass && kernel->can_handle(call.request(*device)).accepted) {
             EXPECT_EQ(taker, nullptr) << kernel->name;
             taker = kernel;

@@ -148,7 +148,7 @@ kernels::KernelRequest PassCall::request(const Device& device) const {
           .inputs = input_types,
           .outputs = output_types,
           .bounds = symbols,
-          .definition = op};
+          .definition = op.get()};
 }
 
 std::vector<Tensor> run_kernel(Device& device, const kernels::Kernel& kernel, const PassCall& call, Placement placement,

@@ -17,7 +17,7 @@ namespace eadem::test {
 
 // One pass of one op: types and host tensors of the ports of that pass, in contract order.
 struct PassCall {
-  const ops::Op* op = nullptr;
+  ops::OpPtr op;
   kernels::Pass pass = kernels::Pass::inference;
   std::vector<TensorType> input_types, output_types;
   SymbolValues symbols;

@@ -38,9 +38,8 @@ std::vector<Tensor> run_with_fault() {
   static constexpr Kernel kKernel{
       "faulty", Pass::inference, [](const KernelRequest&) { return Verdict::yes(1); },
       [](const KernelRequest&, Context&) { return kernels::make_plan(run_add_one<fault>, 10); }};
-  const ops::Activation op({});
   PassCall call;
-  call.op = &op;
+  call.op = std::make_shared<ops::Activation>(ops::Activation({}));
   call.input_types = call.output_types = {TensorType(DType::f32, {5})};
   call.inputs = {narrow({Shape{5}, {0, 1, 2, 3, 4}}, DType::f32)};
   call.outputs = {Tensor::on_host(DType::f32, Shape{5})};

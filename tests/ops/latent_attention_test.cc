@@ -59,7 +59,7 @@ Tensor integers(const std::vector<int64_t>& values, const Shape& shape) {
 }
 
 // The call of a step of some parts. Blocks lie in falling order, and what was not written is NaN.
-PassCall call_of(const ops::LatentAttention& op, const Layer& layer, const std::vector<Part>& parts, int64_t block_size,
+PassCall call_of(const Layer& layer, const std::vector<Part>& parts, int64_t block_size,
                  const WeightType& stored = DType::f32) {
   const kernels::LatentAttentionAttrs& z = layer.attrs;
   const auto sequences = static_cast<int64_t>(parts.size());
@@ -93,7 +93,7 @@ PassCall call_of(const ops::LatentAttention& op, const Layer& layer, const std::
   if (stored.encoding != nullptr) stored.encoding->encode(cache.view, rows.view);
 
   PassCall call;
-  call.op = &op;
+  call.op = std::make_shared<ops::LatentAttention>(layer.attrs);
   call.symbols[Symbol::tokens] = starts.back();
   call.symbols[Symbol::sequences] = sequences;
   call.symbols[Symbol::max_blocks] = max_blocks;
@@ -114,7 +114,7 @@ PassCall call_of(const ops::LatentAttention& op, const Layer& layer, const std::
                       per_sequence,
                       TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks}),
                       per_sequence};
-  call.output_types = op.infer_types(call.input_types);
+  call.output_types = call.op->infer_types(call.input_types);
   call.outputs = {Tensor::on_host(DType::f32, Shape{starts.back(), z.heads, z.value_dim})};
   call.output_alias = {-1};
   return call;
@@ -130,8 +130,7 @@ Tensor run(Device& device, const PassCall& call) {
 // y of each part.
 std::vector<Tensor> attend(Device& device, const Layer& layer, const std::vector<Part>& parts, int64_t block_size,
                            const WeightType& stored = DType::f32) {
-  const ops::LatentAttention op(layer.attrs);
-  const Tensor y = run(device, call_of(op, layer, parts, block_size, stored));
+  const Tensor y = run(device, call_of(layer, parts, block_size, stored));
   std::vector<Tensor> result;
   int64_t begin = 0;
   for (const Part& part : parts) {
@@ -149,8 +148,8 @@ TEST(LatentForms, AreAsCloseAsTheirRoundingsAllow) {
   const ops::LatentAttention op(layer.attrs);
   Sequence prompt = layer.sequence(kernels::kAttentionSplit + 40, 1 << 20), generated = prompt;
   generated.prompt = 0;
-  const PassCall decompressed = call_of(op, layer, {{&prompt, prompt.length(), 24}}, 16),
-                 absorbed = call_of(op, layer, {{&generated, prompt.length(), 24}}, 16);
+  const PassCall decompressed = call_of(layer, {{&prompt, prompt.length(), 24}}, 16),
+                 absorbed = call_of(layer, {{&generated, prompt.length(), 24}}, 16);
   const auto bounds_of = [&](const PassCall& call) {
     std::vector<ops::RefTensor> inputs;
     for (const Tensor& input : call.inputs) inputs.push_back(widen(input.view));
@@ -233,15 +232,15 @@ TEST(LatentForms, AbsorbedTokensHaveTheBitsOfHeadLinearAndAttention) {
   const Layer& layer = small_layer();
   const kernels::LatentAttentionAttrs& z = layer.attrs;
   const Sequence sequence = layer.sequence(90, 0);
-  const ops::LatentAttention op(z);
-  const PassCall step = call_of(op, layer, {{&sequence, 90, 20}}, 16);
-  const auto call = [&](const ops::Op& of, std::vector<TensorType> types, std::vector<Tensor> inputs, int64_t width) {
+  const PassCall step = call_of(layer, {{&sequence, 90, 20}}, 16);
+  const auto call = [&](const ops::OpPtr& op, std::vector<TensorType> types, std::vector<Tensor> inputs,
+                        int64_t width) {
     PassCall result;
-    result.op = &of;
+    result.op = op;
     result.symbols = step.symbols;
     result.input_types = std::move(types);
     result.inputs = std::move(inputs);
-    result.output_types = of.infer_types(result.input_types);
+    result.output_types = op->infer_types(result.input_types);
     result.outputs = {Tensor::on_host(DType::f32, Shape{20, z.heads, width})};
     result.output_alias = {-1};
     return result;
@@ -253,13 +252,13 @@ TEST(LatentForms, AbsorbedTokensHaveTheBitsOfHeadLinearAndAttention) {
       std::copy_n(x.view.as<float>() + r * width + first, count, result.view.as<float>() + r * count);
     return result;
   };
-  const ops::HeadLinear product(kernels::HeadLinearAttrs{DType::f32});
-  const ops::Attention attention({.heads = z.heads,
-                                  .kv_heads = 1,
-                                  .head_dim = z.row_dim(),
-                                  .scale = z.scale,
-                                  .source = kernels::KvSource::cached,
-                                  .value_dim = z.latent_dim});
+  const auto product = std::make_shared<ops::HeadLinear>(kernels::HeadLinearAttrs{DType::f32});
+  const auto attention = std::make_shared<ops::Attention>(kernels::AttentionAttrs{.heads = z.heads,
+                                                                                  .kv_heads = 1,
+                                                                                  .head_dim = z.row_dim(),
+                                                                                  .scale = z.scale,
+                                                                                  .source = kernels::KvSource::cached,
+                                                                                  .value_dim = z.latent_dim});
   const auto heads = [&](int64_t width) { return TensorType(DType::f32, {Symbol::tokens, z.heads, width}); };
   for (const DeviceGroup& group : device_groups())
     for (const auto& device : group.devices) {

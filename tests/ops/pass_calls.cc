@@ -58,7 +58,7 @@ ExpectedCall straight_expected(const ops::Workload& row, Pass pass, std::vector<
 
 PassCall straight_call(const ops::Workload& row, Pass pass, std::vector<Tensor> inputs) {
   PassCall call;
-  call.op = row.op.get();
+  call.op = row.op;
   call.pass = pass;
   call.symbols = row.symbols;
   call.input_types = row.inputs;
@@ -95,7 +95,7 @@ std::optional<ExpectedCall> expected_call(const ops::Workload& row, Pass pass, s
   const std::vector<TensorType> outputs = op.infer_types(row.inputs);
   ExpectedCall result;
   PassCall& call = result.call;
-  call.op = &op;
+  call.op = row.op;
   call.pass = pass;
   call.symbols = row.symbols;
   call.input_types = op.backward_input_types(row.inputs, outputs);

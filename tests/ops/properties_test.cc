@@ -193,11 +193,10 @@ std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, const
   const bool cached = block_size > 0;
   const int64_t value_dim = v[0].shape[2];
   const bool sinks = value_dim != kHeadDim;
-  const ops::Attention op({kHeads, kKvHeads, kHeadDim, 0.35f, reach.window,
-                           cached ? kernels::KvSource::cached : kernels::KvSource::direct, value_dim,
-                           sinks ? kSoftcap : 0.0f, sinks, reach.chunk});
   PassCall call;
-  call.op = &op;
+  call.op = std::make_shared<ops::Attention>(kernels::AttentionAttrs{
+      kHeads, kKvHeads, kHeadDim, 0.35f, reach.window, cached ? kernels::KvSource::cached : kernels::KvSource::direct,
+      value_dim, sinks ? kSoftcap : 0.0f, sinks, reach.chunk});
   call.symbols = symbols;
   std::vector<TensorType> types = {TensorType(DType::f32, {Symbol::tokens, kHeads, kHeadDim})};
   call.inputs.push_back(concatenated(q, kHeads));
@@ -249,7 +248,7 @@ std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, const
     call.inputs.push_back(workloads::random_tensor(DType::f32, Shape{kHeads}, 5));
   }
   call.input_types = types;
-  call.output_types = op.infer_types(types);
+  call.output_types = call.op->infer_types(types);
   call.outputs = {Tensor::on_host(DType::f32, Shape{start.back(), kHeads, value_dim})};
   call.output_alias = {-1};
   const std::vector<Tensor> y = run_chosen(device, call, "attention");
@@ -558,14 +557,13 @@ TEST(KvAppendProperties, EncodedRowsHaveTheBitsOfTheEncoding) {
         encoding->encode(expected.back().view, in[static_cast<size_t>(i)].view.reshaped(cache));
         in.push_back(Tensor::on_host(DType::f32, cache, *encoding));
       }
-      const ops::KvAppend op;
       PassCall call;
-      call.op = &op;
+      call.op = std::make_shared<ops::KvAppend>();
       call.symbols[Symbol::tokens] = kTokens;
       const TensorType kv(DType::f32, {Symbol::tokens, kHeadsHere, dim});
       const TensorType stored(DType::f32, {kTokens, kHeadsHere, 1, dim}, encoding);
       call.input_types = {kv, kv, TensorType(DType::i64, {Symbol::tokens}), stored, stored};
-      call.output_types = op.infer_types(call.input_types);
+      call.output_types = call.op->infer_types(call.input_types);
       call.inputs = in;
       call.outputs = {in[3], in[4]};
       call.output_alias = {3, 4};
