@@ -149,13 +149,26 @@ void write_deepseek_experts(const ModelConfig& config, io::JsonValue& json) {
   json.set("topk_method", v3 ? "noaux_tc" : config.n_group > 1 ? "group_limited_greedy" : "greedy");
 }
 
+// What transformers takes for a configuration of Mistral 4 with neither rope_parameters nor rope_scaling, whatever its
+// rope_theta says.
+constexpr double kMistralTheta = 10000;
+constexpr std::string_view kMistralRope =
+    R"({"rope_type": "yarn", "factor": 128.0, "original_max_position_embeddings": 8192, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1})";
+
 // Queries grow by a logarithm of their positions in the unit of yarn's original context. transformers needs both
-// numbers, and takes others for a configuration without rope_parameters (or rope_scaling) than for one that lacks some
-// of them.
+// numbers of a configuration that has one of the objects.
 void read_mistral_rope(const io::JsonReader& config, ModelConfig& result) {
   auto rope = config.optional_object("rope_parameters");
   if (!rope) rope = config.optional_object("rope_scaling");
-  if (!rope) config.fail("rope_parameters", "an object");
+  if (!rope) {
+    if (result.rope_theta != kMistralTheta)
+      throw Unsupported(
+          "{}: 'rope_theta' is {}; without 'rope_parameters' only {} is honoured, which transformers takes",
+          config.file(), result.rope_theta, kMistralTheta);
+    rope = io::JsonReader::parse(kMistralRope, config.file());
+    read_rope_object(*rope, result, result.rope_theta, result.rope_scaling);
+  }
   if (result.rope_scaling.kind != modules::RopeScaling::Kind::yarn)
     rope->fail("rope_type", "\"yarn\", as all models of this type have");
   result.attn_scale = rope->number("llama_4_scaling_beta", 0, 1e6);
