@@ -70,6 +70,7 @@ inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"glm4_moe_ungrouped"},
     {"ernie4_5_moe_leading"},
     {"ernie4_5_moe_bias", "biases"},
+    {"deepseek_v2_bias", "biases of MLPs"},
     {"deepseek_v32"},
     {"deepseek_v4", "not written to GGUF files"},
     {"mistral4", "yarn scaling with parameters of its own"},

@@ -238,7 +238,8 @@ TEST(Deepseek, WhatIsNotComputedIsRefused) {
   EXPECT_HAS(refusal([] { parse(small("deepseek_v2").set("scoring_func", "sigmoid")); }), "'scoring_func'");
   EXPECT_HAS(refusal([] { parse(small("deepseek_v2").set("topk_method", "noaux_tc")); }), "'topk_method'");
   EXPECT_HAS(refusal([] { parse(small("deepseek_v3").set("num_key_value_heads", 2)); }), "2 heads of keys for 4");
-  EXPECT_HAS(refusal([] { parse(small("deepseek_v2").set("mlp_bias", true)); }), "'mlp_bias'");
+  EXPECT_HAS(refusal([] { parse(small("deepseek_v3").set("mlp_bias", true)); }), "'mlp_bias'");
+  EXPECT_HAS(refusal([] { parse(small("deepseek_v32").set("mlp_bias", true)); }), "'mlp_bias' is true");
   EXPECT_HAS(refusal([] { parse(small("deepseek_v2").set("moe_layer_freq", 2)); }), "'moe_layer_freq' is 2");
 }
 
