@@ -84,7 +84,7 @@ int chat(CommandLine command_line) {
   const models::ModelInfo& info = checkpoint.model->info();
   check_context(options->context, info.max_positions);
   const int64_t context = options->context.value_or(std::min(kUsualContext, info.default_context()));
-  const LoadedLlm loaded = load_llm(std::move(checkpoint), options->model, context);
+  const LoadedLlm loaded = load_llm(std::move(checkpoint), options->model, {.context = context});
   engine::LLM& llm = *loaded.llm;
   Conversation conversation(llm, chat_options,
                             options->when_full == "refuse" ? WhenFull::refuse : WhenFull::drop_oldest);

@@ -58,9 +58,10 @@ std::unique_ptr<distributed::RankProcesses> start_ranks(const ModelOptions& opti
   return ranks;
 }
 
-LoadedLlm load_llm(models::Checkpoint checkpoint, const ModelOptions& options, int64_t context) {
+LoadedLlm load_llm(models::Checkpoint checkpoint, const ModelOptions& options, const Room& room) {
   engine::EngineOptions engine_options = options.engine_options();
-  engine_options.cache = engine::PagedKVCacheConfig{.max_batch_size = 1, .max_cache_len = context};
+  engine_options.cache = engine::PagedKVCacheConfig{.max_batch_size = room.sequences, .max_cache_len = room.context};
+  engine_options.max_logit_rows = room.logit_rows;
   const engine::SpeculationOptions speculation = options.speculation();
   engine_options.draft_tokens = speculation.room();
   LoadedLlm loaded;

@@ -38,8 +38,14 @@ struct LoadedLlm {
   std::unique_ptr<engine::LLM> llm;
 };
 
-// Loads a model for one sequence of `context` tokens (0: the model's context), with a progress bar. Throws Cancelled
-// when the user asks to stop.
-LoadedLlm load_llm(models::Checkpoint checkpoint, const ModelOptions& options, int64_t context);
+// What an engine has room for.
+struct Room {
+  int64_t context = 0;     // tokens of a sequence; 0: the model's context
+  int64_t sequences = 1;   // side by side
+  int64_t logit_rows = 0;  // of a step; 0: one per sequence
+};
+
+// Loads a model with a progress bar. Throws Cancelled when the user asks to stop.
+LoadedLlm load_llm(models::Checkpoint checkpoint, const ModelOptions& options, const Room& room);
 
 }  // namespace eadem::cli

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // eadem run: continues a prompt, printing text as it is generated.
+#include <algorithm>
+#include <cmath>
+#include <map>
 #include <utility>
 
 #include "eadem/cli/bench/machine.h"
@@ -31,12 +34,14 @@ using engine::LLM;
 using engine::SamplingParams;
 
 constexpr int64_t kMaxPromptBytes = 256 << 20;
+constexpr int64_t kMostSideBySide = 16;  // answers to a prompt; more of them wait
+constexpr int64_t kScoredRows = 64;      // tokens of a prompt whose log-probabilities a step computes
 
 struct RunOptions {
   ModelOptions model;
   std::optional<std::string> prompt, text, file, default_prompt;  // --prompt, PROMPT, --file, --default-prompt
   SamplingOptions sampling;
-  std::optional<int64_t> context, logprobs;
+  std::optional<int64_t> context;
   bool parse_special = false, chat = false, interactive = false, json = false, quiet = false, verbose = false;
   ChatTemplateOptions chat_template;
 };
@@ -62,6 +67,8 @@ void check_chat(const RunOptions& options) {
     throw UsageError(fmt::format("{} is for chat templates: give --chat, too", given));
   if (options.chat && options.parse_special)
     throw UsageError("--parse-special and --chat: a message holds no special tokens; give one of them");
+  if (options.chat && options.sampling.n.value_or(1) != 1)
+    throw UsageError(fmt::format("--n is {} and --chat is given, which gives 1 answer", *options.sampling.n));
   if (options.chat && options.interactive)
     throw UsageError("--interactive and --chat: `eadem chat` holds a conversation");
 }
@@ -97,11 +104,37 @@ std::string resolve_run_model(const RunOptions& options) {
   }
 }
 
-// Bytes that a late step of a text reads: all weights, and the keys and values of a text of mean length.
-double bytes_per_token(const LLM& llm, engine::InferEngine& engine, const Completion& completion) {
-  const double mean_length =
-      static_cast<double>(completion.prompt_tokens) + 0.5 * static_cast<double>(llm.last_stats().decode_tokens);
-  return weight_bytes_per_step(engine, 1) + kv_bytes_of_sequence(engine, mean_length);
+using Completions = std::vector<Completion>;  // answers to one prompt
+
+// Answers that a step continues, on average.
+double mean_rows(engine::InferEngine& engine, const Completions& completions) {
+  size_t sum = 0, longest = 1;
+  for (const Completion& completion : completions) {
+    sum += completion.token_ids.size();
+    longest = std::max(longest, completion.token_ids.size());
+  }
+  const double rows = static_cast<double>(sum) / static_cast<double>(longest);
+  return std::clamp(rows, 1.0, static_cast<double>(engine.max_batch_size()));
+}
+
+// Bytes that a late step reads for each of its tokens: its share of all weights, and the keys and values of a text of
+// mean length.
+double bytes_per_token(const LLM& llm, engine::InferEngine& engine, const Completions& completions) {
+  const auto answers = static_cast<double>(completions.size());
+  const double mean_length = static_cast<double>(completions[0].prompt_tokens) +
+                             0.5 * static_cast<double>(llm.last_stats().decode_tokens) / answers;
+  const double rows = mean_rows(engine, completions);
+  return weight_bytes_per_step(engine, std::llround(rows)) / rows + kv_bytes_of_sequence(engine, mean_length);
+}
+
+// Why the answers ended, each reason with the number of answers if there are several.
+std::string finish_texts(LLM& llm, const Completions& completions, const SamplingParams& params) {
+  if (completions.size() == 1) return finish_text(llm, completions[0], params);
+  std::map<std::string, int64_t> reasons;
+  for (const Completion& completion : completions) ++reasons[finish_text(llm, completion, params)];
+  std::string text;
+  for (const auto& [reason, count] : reasons) text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", reason, count);
+  return text;
 }
 
 struct Report {
@@ -111,19 +144,20 @@ struct Report {
   std::optional<MachineRates> rates;
 };
 
-Report make_report(LLM& llm, const Completion& completion) {
+Report make_report(LLM& llm, const Completions& completions) {
   Report report;
   report.memory = memory_use(llm.engine());  // taken now: measuring takes memory, too
-  report.bytes_per_token = bytes_per_token(llm, llm.engine(), completion);
-  report.in_cache = lies_in_cache(report.bytes_per_token, *llm.engine().device());
+  report.bytes_per_token = bytes_per_token(llm, llm.engine(), completions);
+  const double bytes_per_step = report.bytes_per_token * mean_rows(llm.engine(), completions);
+  report.in_cache = lies_in_cache(bytes_per_step, *llm.engine().device());
   if (!report.in_cache && llm.last_stats().decode_tokens > 0)
     report.rates = machine_rates(*llm.engine().device(), false);
   return report;
 }
 
-void print_report(LLM& llm, const Completion& completion, const SamplingParams& params) {
+void print_report(LLM& llm, const Completions& completions, const SamplingParams& params) {
   const GenerationStats& stats = llm.last_stats();
-  const Report report = make_report(llm, completion);
+  const Report report = make_report(llm, completions);
   const double decode = per_second(stats.decode_tokens, stats.decode_seconds);
   std::string text = fmt::format(
       "prompt  {} tokens, {:.1f} tokens/s, first token after {}\n"
@@ -132,7 +166,7 @@ void print_report(LLM& llm, const Completion& completion, const SamplingParams& 
       "memory  {}\n",
       stats.prompt_tokens, per_second(stats.prompt_tokens, stats.prompt_seconds),
       seconds_text(stats.first_token_seconds + stats.tokenize_seconds), stats.decode_tokens, decode,
-      finish_text(llm, completion, params), speculation_text(stats), memory_text(report.memory));
+      finish_texts(llm, completions, params), speculation_text(stats), memory_text(report.memory));
   if (stats.decode_tokens > 0)
     text += fmt::format("limit   {}: {} of weights, keys and values read per token\n",
                         report.in_cache ? std::string("weights fit in the cache, memory sets none")
@@ -141,10 +175,17 @@ void print_report(LLM& llm, const Completion& completion, const SamplingParams& 
   print_error("\n" + dim_error(text));
 }
 
-void set_logprobs(io::JsonValue& json, const Completion& completion) {
-  io::JsonValue logprobs = io::JsonValue::array(), top = io::JsonValue::array();
-  for (const float logprob : completion.logprobs) logprobs.push_back(static_cast<double>(logprob));
-  for (const std::vector<engine::TokenLogprob>& place : completion.top_logprobs) {
+// null stands for what JSON has no number for: the first token of a prompt has NaN.
+io::JsonValue logprob_list(const std::vector<float>& logprobs) {
+  io::JsonValue list = io::JsonValue::array();
+  for (const float logprob : logprobs)
+    list.push_back(std::isfinite(logprob) ? io::JsonValue(static_cast<double>(logprob)) : io::JsonValue());
+  return list;
+}
+
+io::JsonValue top_list(const std::vector<std::vector<engine::TokenLogprob>>& places) {
+  io::JsonValue top = io::JsonValue::array();
+  for (const std::vector<engine::TokenLogprob>& place : places) {
     io::JsonValue list = io::JsonValue::array();
     for (const engine::TokenLogprob& each : place) {
       io::JsonValue entry = io::JsonValue::object();
@@ -153,31 +194,60 @@ void set_logprobs(io::JsonValue& json, const Completion& completion) {
     }
     top.push_back(std::move(list));
   }
-  json.set("logprobs", std::move(logprobs)).set("top_logprobs", std::move(top));
+  return top;
 }
 
-// `reasoning` stood before the text.
-void print_json(LLM& llm, const Completion& completion, const SamplingParams& params, const std::string& reasoning) {
-  const GenerationStats& stats = llm.last_stats();
-  const Report report = make_report(llm, completion);
+// What is an answer's own. `reasoning` stood before its text.
+void set_answer(io::JsonValue& json, const Completion& completion, const SamplingParams& params,
+                const std::string& reasoning) {
   io::JsonValue ids = io::JsonValue::array();
   for (int32_t id : completion.token_ids) ids.push_back(id);
+  json.set("text", completion.text);
+  if (!reasoning.empty()) json.set("reasoning_content", reasoning);
+  json.set("token_ids", std::move(ids));
+  if (params.logprobs > 0)
+    json.set("logprobs", logprob_list(completion.logprobs)).set("top_logprobs", top_list(completion.top_logprobs));
+  json.set("finish_reason", std::string(finish_reason_name(completion.finish_reason)));
+}
+
+io::JsonValue answer_list(const Completions& completions, const SamplingParams& params) {
+  io::JsonValue answers = io::JsonValue::array();
+  for (const Completion& completion : completions) {
+    io::JsonValue answer = io::JsonValue::object();
+    set_answer(answer, completion, params, "");
+    answer.set("cached_tokens", completion.cached_tokens);
+    if (params.num_beams > 1)
+      answer.set("score", completion.score);
+    else
+      answer.set("seed", completion.seed);
+    answers.push_back(std::move(answer));
+  }
+  return answers;
+}
+
+void print_json(LLM& llm, const Completions& completions, const SamplingParams& params, const std::string& reasoning) {
+  const GenerationStats& stats = llm.last_stats();
+  const Report report = make_report(llm, completions);
+  const Completion& completion = completions[0];
+  int64_t proposed = 0, accepted = 0;
+  for (const Completion& each : completions) proposed += each.proposed_tokens, accepted += each.accepted_tokens;
   io::JsonValue sampling = io::JsonValue::object();
   sampling.set("temperature", params.temperature).set("top_k", params.top_k).set("top_p", params.top_p);
   sampling.set("min_p", params.min_p).set("typical_p", params.typical_p);
   sampling.set("repetition_penalty", params.repetition_penalty);
   sampling.set("presence_penalty", params.presence_penalty).set("frequency_penalty", params.frequency_penalty);
-  sampling.set("max_tokens", params.max_tokens).set("seed", completion.seed);
+  sampling.set("max_tokens", params.max_tokens).set("seed", completion.seed).set("n", params.n);
   io::JsonValue json = io::JsonValue::object();
-  json.set("text", completion.text);
-  if (!reasoning.empty()) json.set("reasoning_content", reasoning);
-  json.set("token_ids", std::move(ids));
-  if (params.logprobs > 0) set_logprobs(json, completion);
-  json.set("finish_reason", std::string(finish_reason_name(completion.finish_reason)));
+  if (completions.size() == 1)
+    set_answer(json, completion, params, reasoning);
+  else
+    json.set("answers", answer_list(completions, params));
+  if (params.prompt_logprobs) json.set("prompt_logprobs", logprob_list(completion.prompt_logprobs));
+  if (params.prompt_logprobs.value_or(0) > 0) json.set("prompt_top_logprobs", top_list(completion.prompt_top_logprobs));
   json.set("sampling", std::move(sampling)).set("prompt_tokens", completion.prompt_tokens);
-  json.set("cached_tokens", completion.cached_tokens);
+  if (completions.size() == 1) json.set("cached_tokens", completion.cached_tokens);
   json.set("decode_tokens", stats.decode_tokens);
-  json.set("proposed_tokens", completion.proposed_tokens).set("accepted_tokens", completion.accepted_tokens);
+  json.set("proposed_tokens", proposed).set("accepted_tokens", accepted);
   json.set("tokens_per_step", stats.tokens_per_step());
   json.set("prompt_tokens_per_second", per_second(stats.prompt_tokens, stats.prompt_seconds));
   json.set("decode_tokens_per_second", per_second(stats.decode_tokens, stats.decode_seconds));
@@ -192,27 +262,30 @@ void print_json(LLM& llm, const Completion& completion, const SamplingParams& pa
   print(io::to_json(json) + "\n");
 }
 
-// Generates one text and streams it. Throws the completion's own error.
-Completion complete(LLM& llm, const std::string& prompt, const SamplingParams& params, const RunOptions& options,
-                    const std::atomic<bool>& stop) {
+// Generates the answers to a prompt. The first one is streamed, and the others follow it. Throws an answer's own error.
+Completions complete(LLM& llm, const std::string& prompt, const SamplingParams& params, const RunOptions& options,
+                     const std::atomic<bool>& stop) {
   // The prompt is printed with the first piece, so that a refused prompt leaves stdout empty.
   bool prompt_shown = options.json;
   const auto show_prompt = [&] {
     if (!std::exchange(prompt_shown, true)) print(prompt);
   };
-  const engine::LLM::OnText on_text = [&](size_t, std::string_view piece) {
-    if (options.json) return;
+  const engine::LLM::OnText on_text = [&](size_t answer, std::string_view piece) {
+    if (options.json || answer > 0) return;
     show_prompt();
     print(piece, true);
   };
-  Completion completion = std::move(llm.generate({prompt}, params, on_text, &stop, options.parse_special)[0]);
-  if (!completion.error.empty()) {
-    if (prompt_shown && !options.json) print("\n", true);
-    throw InvalidArgument("{}", completion.error);
-  }
+  Completions completions = llm.generate({prompt}, params, on_text, &stop, options.parse_special);
+  for (const Completion& completion : completions)
+    if (!completion.error.empty()) {
+      if (prompt_shown && !options.json) print("\n", true);
+      throw InvalidArgument("{}", completion.error);
+    }
   show_prompt();
-  if (!options.json) print("\n", true);
-  return completion;
+  if (options.json) return completions;
+  print("\n", true);
+  for (size_t i = 1; i < completions.size(); ++i) print(fmt::format("\n{}{}\n", prompt, completions[i].text), true);
+  return completions;
 }
 
 // Answers one message through the chat template. Returns the answer without its reasoning.
@@ -238,12 +311,12 @@ int interact(LLM& llm, const SamplingParams& params, const RunOptions& options, 
   Session session;
   session.greeting = "type the beginning of a text; /help lists commands, /bye or Ctrl-D ends";
   session.answer = [&](const std::string& text) {
-    const Completion completion = complete(llm, text, params, options, stop);
+    const Completions completions = complete(llm, text, params, options, stop);
     stats.add(llm.last_stats());
     if (options.json)
-      print_json(llm, completion, params, "");
+      print_json(llm, completions, params, "");
     else if (options.verbose)
-      print_report(llm, completion, params);
+      print_report(llm, completions, params);
   };
   const int code = converse(session);
   if (stats.texts > 0 && !options.json && !options.quiet) print_error("\n" + dim_error(stats.report(llm)));
@@ -272,10 +345,15 @@ std::optional<RunOptions> parse_run(CommandLine command_line) {
   options.chat_template.add(arguments);
   arguments.section("Sampling (defaults: the model's generation_config.json)");
   options.sampling.add(arguments, "256");
+  arguments.option("--n", "N", options.sampling.n,
+                   "N answers to the prompt, with seeds from --seed on; they are printed one after the other, with an "
+                   "empty line between them, and are a list `answers` in --json (default: 1)");
   arguments.section("Output");
   arguments.flag("--json", options.json, "one JSON object with text, token ids and statistics, at the end");
-  arguments.option("--logprobs", "N", options.logprobs,
+  arguments.option("--logprobs", "N", options.sampling.logprobs,
                    "in it, log-probabilities and the N likeliest tokens at each place");
+  arguments.option("--prompt-logprobs", "N", options.sampling.prompt_logprobs,
+                   "in it, those of the prompt's tokens, the first of which has none; with 0 no likeliest ones");
   arguments.flag("-q,--quiet", options.quiet, "no statistics");
   arguments.flag("-v,--verbose", options.verbose, "statistics after every text, not only at the end of a session");
   add_context(arguments, options.context, "as many as needed");
@@ -302,9 +380,9 @@ std::optional<RunOptions> parse_run(CommandLine command_line) {
   if (options.quiet && options.verbose) throw UsageError("--quiet and --verbose: give one");
   check_prompt(options);
   check_chat(options);
-  if (options.logprobs && !options.json) throw UsageError("--logprobs is for --json: give it, too");
-  if (options.logprobs && (*options.logprobs < 0 || *options.logprobs > kernels::kMostTopLogprobs))
-    throw UsageError(fmt::format("--logprobs is {}; expected 0 to {}", *options.logprobs, kernels::kMostTopLogprobs));
+  for (const auto& [given, name] : {std::pair{options.sampling.logprobs.has_value(), "--logprobs"},
+                                    {options.sampling.prompt_logprobs.has_value(), "--prompt-logprobs"}})
+    if (given && !options.json) throw UsageError(fmt::format("{} is for --json: give it, too", name));
   options.sampling.check();  // before anything is read
   return options;
 }
@@ -340,21 +418,28 @@ int run(CommandLine command_line) {
 
   models::Checkpoint checkpoint = models::open_checkpoint(path);
   const int64_t context = cache_length(options, prompt, checkpoint.model->info());
-  const LoadedLlm loaded = load_llm(std::move(checkpoint), options.model, context);
+  const LoadedLlm loaded = load_llm(std::move(checkpoint), options.model,
+                                    {.context = context,
+                                     .sequences = std::min(options.sampling.n.value_or(1), kMostSideBySide),
+                                     .logit_rows = options.sampling.prompt_logprobs ? kScoredRows : 0});
   LLM& llm = *loaded.llm;
   SamplingParams params = options.sampling.over(llm.default_params(), llm.engine().max_sequence_length());
-  params.logprobs = options.logprobs.value_or(params.logprobs);
+  if (options.chat) params.n = 1;  // whatever number the model's authors recommend
   if (!params.seed) params.seed = fresh_seed();
   if (!options.quiet) note("{}, seed {}, on {}", to_string(params), *params.seed, llm.engine().device()->description());
   if (!prompt) return interact(llm, params, options, stop);
   std::string reasoning;
-  const Completion completion = options.chat ? answer(llm, *prompt, params, options, chat_options, reasoning)
-                                             : complete(llm, *prompt, params, options, stop);
+  const Completions completions = options.chat
+                                      ? Completions{answer(llm, *prompt, params, options, chat_options, reasoning)}
+                                      : complete(llm, *prompt, params, options, stop);
   if (options.json)
-    print_json(llm, completion, params, reasoning);
+    print_json(llm, completions, params, reasoning);
   else if (!options.quiet)
-    print_report(llm, completion, params);
-  return completion.finish_reason == FinishReason::cancelled ? kInterrupted : kOk;
+    print_report(llm, completions, params);
+  const bool stopped = std::any_of(completions.begin(), completions.end(), [](const Completion& completion) {
+    return completion.finish_reason == FinishReason::cancelled;
+  });
+  return stopped ? kInterrupted : kOk;
 }
 
 }  // namespace eadem::cli

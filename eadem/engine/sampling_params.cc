@@ -211,6 +211,7 @@ std::string to_string(const SamplingParams& params) {
   if (params.allowed_token_ids) text += fmt::format(", {} allowed tokens", params.allowed_token_ids->size());
   if (params.min_tokens != 0) text += fmt::format(", min_tokens {}", params.min_tokens);
   if (params.frequency_penalty != 0) text += fmt::format(", frequency_penalty {}", params.frequency_penalty);
+  if (params.n > 1) text += fmt::format(", {} answers", params.n);
   return text + fmt::format(", max_tokens {}", params.max_tokens);
 }
 

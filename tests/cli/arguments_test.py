@@ -19,10 +19,11 @@ class Splitting(ProgramTest):
 
     def test_ways_to_give_a_value(self):
         texts = {self.text(*way) for way in [("-p", "Once", "-n", "3"), ("-pOnce", "-n3"), ("--prompt=Once", "-n", "3"),
-                                             ("--prompt", "Once", "--max-tokens=3"), ("--pro", "Once", "--max_tokens", "3"),
+                                             ("--prompt", "Once", "--max-tokens=3"), ("--prompt", "Once", "--max_t", "3"),
                                              ("-n3", "-p", "Once"), ("stories", "-n", "3", "Once"),
                                              ("-n", "3", "--", "stories", "Once")]}
         self.assertEqual(len(texts), 1, texts)
+        self.refused(2, "'--pro' may be --prompt, --prompt-logprobs", "run", "--pro", "Once")
 
     def test_values_that_look_like_options(self):
         self.assertTrue(self.text("-p", "--help", "-n", "1").startswith("--help"))

@@ -128,6 +128,18 @@ class Pipes(ChatTest):
         self.assertEqual(result.out, "Hello\nHello there\nHello th\n")
         self.assertIn("the answer was cut: --max-tokens 1", result.err)
 
+    def test_a_conversation_has_one_answer(self):
+        model = write_chat_model(self.folder / "several")
+        (model / "generation_config.json").write_text('{"num_return_sequences": 3}')
+        self.assertEqual(self.chat(["hi", "/retry"], model=model).out, "Hello there\n" * 2)
+        self.assertEqual(self.done("run", model, "--chat", "-p", "hi", "--quiet").out, "Hello there\n")
+        scored = json.loads(self.done("run", model, "--chat", "-p", "hi", "--json", "--prompt-logprobs", "0").out)
+        self.assertEqual((len(scored["prompt_logprobs"]), scored["text"]), (scored["prompt_tokens"], "Hello there"))
+        result = self.chat(["/set n 2", "/set prompt_logprobs 2", "hi"])
+        self.assertIn("n: `eadem run` gives several answers", result.err)
+        self.assertIn("prompt_logprobs: `eadem run` lists log-probabilities in its JSON", result.err)
+        self.assertEqual(result.out, "Hello there\n")
+
     def test_every_answer_has_a_seed_of_its_own(self):
         stories = self.folder / "stories"
         self.stories_chat(stories)

@@ -72,7 +72,17 @@ class Usage(ProgramTest):
         self.refused(2, "--num-beams is 17", "run", "-p", "a", "--num-beams", "17", "--temperature", "0")
         self.refused(2, "--length-penalty is for beam search", "run", "-p", "a", "--length-penalty", "2")
         self.refused(2, "--logprobs is for --json", "run", "-p", "a", "--logprobs", "3")
-        self.refused(2, "--logprobs is 21", "run", "-p", "a", "--json", "--logprobs", "21")
+        self.refused(2, "--logprobs is 21; expected 0 to 20", "run", "-p", "a", "--json", "--logprobs", "21")
+        self.refused(2, "--prompt-logprobs is for --json", "run", "-p", "a", "--prompt-logprobs", "0")
+        self.refused(2, "--prompt-logprobs is -1; expected 0 to 20", "run", "-p", "a", "--json", "--prompt-logprobs", "-1")
+        self.refused(2, "--prompt-logprobs is 21; expected 0 to 20", "run", "-p", "a", "--json", "--prompt-logprobs", "21")
+        for count in ("0", "1025"):
+            self.refused(2, f"--n is {count}; expected 1 to 1024", "run", "-p", "a", "--n", count)
+        self.refused(2, "--n is 3; expected at most num_beams, 2", "run", "-p", "a", "--temperature", "0", "--num-beams",
+                     "2", "--n", "3")
+        self.refused(2, "--n is 2 and --chat is given, which gives 1 answer", "run", "-p", "a", "--chat", "--n", "2")
+        for option in (["--n", "2"], ["--logprobs", "2"], ["--prompt-logprobs", "2"]):
+            self.refused(2, f"{option[0]}: `eadem run", "chat", *option)
         self.refused(2, "'nan'", "run", "-p", "a", "--temperature", "nan")
         self.refused(2, "--context is 0", "run", "-p", "a", "--context", "0")
         self.refused(2, "unexpected argument 'c'", "convert", "a", "b", "c")

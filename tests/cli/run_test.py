@@ -103,6 +103,73 @@ class Run(ProgramTest):
         greedy = result("--logprobs", "1", "--ignore-eos")
         self.assertGreaterEqual(sum(beams["logprobs"]), sum(greedy["logprobs"]) - 1e-6)
 
+    def test_several_answers(self):
+        run = ["run", "-p", "Once upon a time", "-n", "12", "--temperature", "1.5", "--ignore-eos"]
+        result = json.loads(self.done(*run, "--seed", "5", "--n", "3", "--json", "--logprobs", "2").out)
+        self.assertEqual([answer["seed"] for answer in result["answers"]], [5, 6, 7])
+        self.assertEqual((result["sampling"]["n"], result["sampling"]["seed"]), (3, 5))
+        for key in ("text", "token_ids", "finish_reason", "cached_tokens"):
+            self.assertNotIn(key, result)
+        self.assertGreater(result["decode_tokens"], 12)
+        # Each has the text and the log-probabilities of a run of its own.
+        alone = [json.loads(self.done(*run, "--seed", seed, "--json", "--logprobs", "2").out) for seed in (5, 6, 7)]
+        for answer, own in zip(result["answers"], alone):
+            for key in ("text", "token_ids", "logprobs", "top_logprobs", "finish_reason"):
+                self.assertEqual(answer[key], own[key], key)
+        self.assertEqual((alone[0]["sampling"]["n"], len({each["text"] for each in alone})), (1, 3))
+        shown = self.done(*run, "--seed", "5", "--n", "3")
+        self.assertEqual(shown.out, "\n".join(f"Once upon a time{each['text']}\n" for each in alone))
+        self.assertIn("3 answers, max_tokens 12", shown.err)
+        self.assertIn("ended by: --max-tokens 12 (3)", shown.err)
+        self.assertEqual(self.done(*run, "--seed", "5", "--n", "1", "--quiet").out, f"Once upon a time{alone[0]['text']}\n")
+        # A session, two ranks, more answers than run side by side.
+        session = self.done("run", "-i", "-n", "3", "--seed", "5", "--n", "2", "--quiet", stdin=b"Once\nThe\n").out
+        self.assertEqual((session.count("Once"), session.count("The")), (2, 2))
+        many = [json.loads(self.done(*run, "--seed", "5", "--n", "20", "--json", *ranks).out)["answers"]
+                for ranks in ([], ["--tp", "2"])]
+        self.assertEqual([answer["seed"] for answer in many[0]], list(range(5, 25)))
+        self.assertEqual([answer["token_ids"] for answer in many[0][:3]], [each["token_ids"] for each in alone])
+        self.assertEqual(len(many[1]), 20)
+        proposed = json.loads(self.done(*run, "--seed", "5", "--n", "3", "--json", "--speculate", "lookup").out)
+        self.assertEqual([answer["token_ids"] for answer in proposed["answers"]], [each["token_ids"] for each in alone])
+        beams = json.loads(self.done("run", "-p", "Once", "-n", "8", "--temperature", "0", "--num-beams", "4", "--n", "3",
+                                     "--json").out)["answers"]
+        scores = [answer["score"] for answer in beams]
+        self.assertEqual(scores, sorted(scores, reverse=True))
+        self.assertEqual(len({tuple(answer["token_ids"]) for answer in beams}), 3)
+
+    def test_as_many_answers_as_the_authors_recommend(self):
+        shutil.copytree(STORIES, self.folder / "model")
+        (self.folder / "model/generation_config.json").write_text('{"num_return_sequences": 2}')
+        run = ["run", self.folder / "model", "-p", "Once upon a time", "-n", "6", "--seed", "3", "--quiet"]
+        first, second = self.done(*run).out.removesuffix("\n").split("\n\n")
+        self.assertTrue(first.startswith("Once upon a time") and second.startswith("Once upon a time"))
+        self.assertNotEqual(first, second)
+        self.assertEqual(self.done(*run, "--n", "1").out, first + "\n")
+
+    def test_log_probabilities_of_the_prompt(self):
+        run = ["run", "-p", "Once upon a time, there was a little girl", "-n", "4", "--temperature", "0", "--json"]
+        plain, scored, listed = (json.loads(self.done(*run, *options).out) for options in
+                                 ([], ["--prompt-logprobs", "0"], ["--prompt-logprobs", "3"]))
+        self.assertNotIn("prompt_logprobs", plain)
+        self.assertNotIn("prompt_top_logprobs", scored)
+        self.assertEqual(plain["token_ids"], scored["token_ids"])
+        self.assertEqual(listed["prompt_logprobs"], scored["prompt_logprobs"])
+        tokens = scored["prompt_tokens"]
+        self.assertEqual((len(scored["prompt_logprobs"]), len(listed["prompt_top_logprobs"])), (tokens, tokens))
+        self.assertIsNone(scored["prompt_logprobs"][0])
+        self.assertEqual([len(place) for place in listed["prompt_top_logprobs"]], [0] + [3] * (tokens - 1))
+        for logprob, place in zip(listed["prompt_logprobs"][1:], listed["prompt_top_logprobs"][1:]):
+            self.assertLess(logprob, 0)
+            self.assertLessEqual(logprob, place[0]["logprob"])
+        # A text that was drawn has as a prompt the log-probabilities that it had.
+        drawn = json.loads(self.done(*run, "--logprobs", "1").out)
+        again = json.loads(self.done("run", "-p", run[2] + drawn["text"], *run[3:], "--prompt-logprobs", "0").out)
+        for a, b in zip(drawn["logprobs"], again["prompt_logprobs"][tokens:]):
+            self.assertAlmostEqual(a, b, delta=1e-4)
+        several = json.loads(self.done(*run, "--n", "2", "--prompt-logprobs", "0").out)
+        self.assertEqual(several["prompt_logprobs"], scored["prompt_logprobs"])
+
     def test_speculation_changes_no_token(self):
         prompt = "The cat sat on the mat. The dog sat on the mat. The cat sat on the"
         for sampling in (["--temperature", "0"], ["--temperature", "0.8", "--seed", "5"]):

@@ -78,7 +78,8 @@ TEST(TensorParallel, GoldenModelsOnTwoThreeAndFourRanks) {
                          Row{"longcat_flash", 3},  Row{"longcat_flash", 4},
                          Row{"gpt2_scaled", 2},    Row{"gpt2_scaled", 4},
                          Row{"cohere2_full", 3},   Row{"ernie4_5_moe_bias", 3},
-                         Row{"falcon_h1_bias", 2}, Row{"nemotron_h_bias", 2}}) {
+                         Row{"falcon_h1_bias", 2}, Row{"nemotron_h_bias", 2},
+                         Row{"gemma3_scaled", 2},  Row{"deepseek_v2_bias", 2}}) {
     SCOPED_TRACE(fmt::format("{} on {} ranks", row.model, row.ranks));
     const models::Checkpoint checkpoint = models::open_checkpoint(golden(row.model));
     compare(*checkpoint.model, row.ranks, weights_of(checkpoint));

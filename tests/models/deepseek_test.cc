@@ -89,7 +89,7 @@ TEST(Deepseek, AnIndexerSelectsWhatV32AttendsTo) {
   EXPECT_HAS(refusal([] { parse(small("deepseek_v32").set("q_lora_rank", nullptr)); }), "'q_lora_rank' is null");
 }
 
-// transformers needs rope_parameters of it, or takes them for yarn's of the published model.
+// transformers takes the rope_parameters of the published model for a configuration without any.
 TEST(Deepseek, Mistral4HasQueriesThatGrow) {
   const auto with = [](io::JsonValue rope) { return small("mistral4").set("rope_parameters", std::move(rope)); };
   const auto rope = [] {
@@ -124,7 +124,10 @@ TEST(Deepseek, Mistral4HasQueriesThatGrow) {
   EXPECT_EQ(config.floor_scale, 8192);
   EXPECT_EQ(config.rope_style, kernels::RopeStyle::interleaved);
   EXPECT_EQ(parse(config.to_json()), config);
-  EXPECT_HAS(refusal([&] { parse(small("mistral4")); }), "'rope_parameters'");
+  EXPECT_EQ(parse(small("mistral4")), config);
+  EXPECT_EQ(parse(small("mistral4").set("rope_theta", 10000.0).set("rope_scaling", nullptr)), config);
+  EXPECT_HAS(refusal([&] { parse(small("mistral4").set("rope_theta", 500.0)); }),
+             "'rope_theta' is 500; without 'rope_parameters' only 10000 is honoured");
   EXPECT_HAS(refusal([&] { parse(with(rope().set("rope_type", "default"))); }), "rope_type");
   EXPECT_HAS(refusal([&] { parse(with(rope().set("partial_rotary_factor", 0.25))); }), "partial_rotary_factor");
   // As published: the text part of a model that sees images.
@@ -138,6 +141,9 @@ TEST(Deepseek, Mistral4HasQueriesThatGrow) {
   EXPECT_EQ(published.num_hidden_layers, 36);
   EXPECT_EQ(published.vocab_size, 131072);
   EXPECT_EQ(refusal([&] { config.to_gguf(); }), "");
+  const io::JsonReader unstated =
+      io::JsonReader::parse(R"({"model_type": "mistral3", "text_config": {"model_type": "mistral4"}})", "config.json");
+  EXPECT_EQ(ModelConfig::from_json(text_config_of(unstated, nullptr)), published);
 }
 
 TEST(Deepseek, OldAndNewKeysMeanTheSame) {
@@ -232,7 +238,8 @@ TEST(Deepseek, WhatIsNotComputedIsRefused) {
   EXPECT_HAS(refusal([] { parse(small("deepseek_v2").set("scoring_func", "sigmoid")); }), "'scoring_func'");
   EXPECT_HAS(refusal([] { parse(small("deepseek_v2").set("topk_method", "noaux_tc")); }), "'topk_method'");
   EXPECT_HAS(refusal([] { parse(small("deepseek_v3").set("num_key_value_heads", 2)); }), "2 heads of keys for 4");
-  EXPECT_HAS(refusal([] { parse(small("deepseek_v2").set("mlp_bias", true)); }), "'mlp_bias'");
+  EXPECT_HAS(refusal([] { parse(small("deepseek_v3").set("mlp_bias", true)); }), "'mlp_bias'");
+  EXPECT_HAS(refusal([] { parse(small("deepseek_v32").set("mlp_bias", true)); }), "'mlp_bias' is true");
   EXPECT_HAS(refusal([] { parse(small("deepseek_v2").set("moe_layer_freq", 2)); }), "'moe_layer_freq' is 2");
 }
 

@@ -98,6 +98,7 @@ TEST(DeepseekV4, OlderKeysMeanTheSame) {
   };
   EXPECT_EQ(parse(both(scaling().set("attention_factor", 1.0))), config);
   EXPECT_EQ(parse(both(scaling())).rope_scaling.attention_factor, std::nullopt) << "as transformers derives it";
+  EXPECT_HAS(refusal([&] { parse(both(scaling().set("truncate", false))); }), "'truncate' of rope scaling is false");
 }
 
 TEST(DeepseekV4, WhatIsNotComputedIsRefused) {

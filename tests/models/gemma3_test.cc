@@ -72,6 +72,44 @@ TEST(Gemma3, WhatIsNotComputedIsRefused) {
   EXPECT_HAS(refused("partial_rotary_factor", 0.5), "of 256 dimensions of a head are rotated");
 }
 
+// rope_parameters have an object for each kind of layers, with a scaling of its own.
+TEST(Gemma3, BothKindsOfLayersMayHaveAScaling) {
+  using Kind = modules::RopeScaling::Kind;
+  const auto rope = [](const char* full, const char* sliding) {
+    return small().set("rope_parameters", io::JsonValue::object()
+                                              .set("full_attention", io::parse_json(full, "full"))
+                                              .set("sliding_attention", io::parse_json(sliding, "sliding")));
+  };
+  const char *kPlain = R"({"rope_type": "default"})", *kLinear = R"({"rope_type": "linear", "factor": 2.0})";
+  const ModelConfig one = parse(rope(kPlain, R"({"rope_type": "linear", "factor": 4.0, "rope_theta": 7.0})"));
+  EXPECT_EQ(one.rope_scaling.kind, Kind::none);
+  EXPECT_EQ(one.rope_theta, 1e6);
+  EXPECT_EQ(one.local_rope_scaling.kind, Kind::linear);
+  EXPECT_EQ(one.local_rope_scaling.factor, 4);
+  EXPECT_EQ(one.local_rope_theta, 7);
+  EXPECT_EQ(parse(one.to_json()), one);
+  const ModelConfig both = parse(rope(kLinear, R"({"rope_type": "yarn", "factor": 8.0})"));
+  EXPECT_EQ(both.rope_scaling.factor, 2);
+  EXPECT_EQ(both.local_rope_scaling.kind, Kind::yarn);
+  EXPECT_EQ(both.local_rope_theta, 1e4);
+  EXPECT_EQ(parse(both.to_json()), both);
+  EXPECT_HAS(refusal([&] { both.to_gguf(); }), "rope scaling of layers with a window");
+
+  const char* kLonger = R"({"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0], "long_factor": [2.0]})";
+  io::JsonValue two = rope(kPlain, kLonger);
+  two.set("head_dim", 2);
+  EXPECT_HAS(refusal([&] { parse(two); }), "\"longrope\"; known there are default, linear, dynamic, llama3, yarn");
+  const char* kUntruncated = R"({"rope_type": "yarn", "factor": 2.0, "truncate": false})";
+  EXPECT_HAS(refusal([&] { parse(rope(kPlain, kUntruncated)); }), "'truncate' of rope scaling is false");
+  EXPECT_HAS(refusal([&] { parse(rope(kUntruncated, kPlain)); }), "'truncate' of rope scaling is false");
+  EXPECT_HAS(refusal([&] { parse(rope(kPlain, R"({"rope_type": "linear", "factor": 0.5})")); }), "factor");
+  EXPECT_HAS(
+      refusal([&] {
+        parse(rope(kLinear, kPlain).set("rope_scaling", io::parse_json(R"({"type": "linear", "factor": 3.0})", "")));
+      }),
+      "'rope_parameters' and 'rope_scaling' disagree");
+}
+
 // Two tables of frequencies, sandwiches of norms, one scale.
 TEST(Gemma3, LayersAreWhatTheSpecSays) {
   const Decoder model(ModelConfig::from_json(io::JsonReader::read((kGoldens / "gemma3/config.json").string())));

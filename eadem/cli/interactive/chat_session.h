@@ -20,8 +20,12 @@ class ChatSession {
 
   // Talks until the user leaves. Returns the exit code of converse().
   int run(const std::string& greeting);
-  // The parameters in force.
-  engine::SamplingParams params() const { return sampling_.over(llm_.default_params(), conversation_.context()); }
+  // The parameters in force: with one answer, whatever number the model's authors recommend.
+  engine::SamplingParams params() const {
+    engine::SamplingParams params = sampling_.over(llm_.default_params(), conversation_.context());
+    params.n = 1;
+    return params;
+  }
 
  private:
   std::vector<SessionCommand> commands();

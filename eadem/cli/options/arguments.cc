@@ -228,8 +228,10 @@ std::vector<std::pair<std::string, const Arguments::Option*>> Arguments::spellin
 
 void Arguments::refuse_unknown(const std::string& word) const {
   const std::string name = word.substr(0, word.find('='));
+  std::string dashed = name;
+  std::replace(dashed.begin(), dashed.end(), '_', '-');
   for (const Advice& known : advice())
-    if (name == known.name) throw UsageError(fmt::format("{}: {}", name, known.instead));
+    if (dashed == known.name) throw UsageError(fmt::format("{}: {}", name, known.instead));
   std::vector<std::string> known = {"--help"}, begin_so;
   for (const Option& option : options_) known.insert(known.end(), option.names.begin(), option.names.end());
   for (const std::string& candidate : known)

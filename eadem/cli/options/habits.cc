@@ -62,7 +62,12 @@ constexpr std::string_view kPromptShown = "`--json | jq -r .text` gives the answ
 constexpr std::string_view kReasoning =
     "the model's template decides, often by a variable: --template-arg enable_thinking=false";
 
+constexpr std::string_view kScores = "`eadem run` lists log-probabilities in its JSON";
+
 constexpr Advice kAdvice[] = {
+    {"--n", "`eadem run` gives several answers to a text"},
+    {"--logprobs", kScores},
+    {"--prompt-logprobs", kScores},
     {"--think", kReasoning},
     {"--hidethinking", "reasoning goes to stderr, so 2> takes it away"},
     {"--reasoning-budget", kReasoning},

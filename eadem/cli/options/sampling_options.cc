@@ -114,6 +114,9 @@ engine::SamplingParams SamplingOptions::over(engine::SamplingParams params, int6
   params.stop.insert(params.stop.end(), stop.begin(), stop.end());
   for (const std::string& text : stop_token_ids) add_ids(params.stop_token_ids, "--stop-token-ids", text);
   params.ignore_eos = ignore_eos;
+  if (n) params.n = *n;
+  if (logprobs) params.logprobs = *logprobs;
+  if (prompt_logprobs) params.prompt_logprobs = prompt_logprobs;
   params.validate();
   return params;
 }

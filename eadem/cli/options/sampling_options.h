@@ -15,6 +15,7 @@ namespace eadem::cli {
 
 struct SamplingOptions {
   std::optional<int64_t> max_tokens, min_tokens, top_k, num_beams, seed;
+  std::optional<int64_t> n, logprobs, prompt_logprobs;  // which add() does not offer: a conversation has none of them
   std::optional<double> temperature, top_p, min_p, typical_p, repetition_penalty, presence_penalty, frequency_penalty,
       length_penalty;
   std::vector<std::string> stop, bad_words;

@@ -95,9 +95,13 @@ std::vector<ConfigField> config_fields(const ModelFamily& family) {
   };
   for (const ModelType& type : family.types)
     for (const bool everything : {true, false}) {
-      const ModelConfig config = probe(family, type.name, everything);
-      const io::JsonValue json = config.describe();
-      for (const io::JsonMember& member : json.as_object()) add(config, member);
+      ModelConfig config = probe(family, type.name, everything);
+      // Scaling of layers with a window may be stated by a key in the place of others.
+      for (const modules::RopeScaling& local : {modules::RopeScaling(), config.rope_scaling}) {
+        config.local_rope_scaling = local;
+        const io::JsonValue json = config.describe();
+        for (const io::JsonMember& member : json.as_object()) add(config, member);
+      }
     }
   return fields;
 }

@@ -22,6 +22,14 @@ kernels::ActivationKind activation_named(std::string_view name);
 void read_rope(const io::JsonReader& config, ModelConfig& result);
 // One object of either: `theta`, if it is there, and `scaling`. Sets rotary_dim for a partial rotation.
 void read_rope_object(const io::JsonReader& rope, ModelConfig& result, double& theta, modules::RopeScaling& scaling);
+// `rope_parameters` with an object for each kind of layers, "full_attention" and "sliding_attention" (local_rope_theta
+// and local_rope_scaling), or `rope_scaling` for the former (before). Keeps the thetas that `result` has where neither
+// states one.
+void read_ropes_of_layers(const io::JsonReader& config, ModelConfig& result);
+// Throws Unsupported for yarn with `truncate` false, which transformers looks for beside such objects and not in them.
+void require_truncated(const io::JsonReader& config, const modules::RopeScaling& scaling);
+// The object "sliding_attention" of `rope_parameters`, if it is there.
+void read_local_rope(const io::JsonReader& rope_parameters, ModelConfig& result);
 // The object that `read_rope_object` reads back. `with_theta` adds rope_theta, as transformers 5 keeps it.
 io::JsonValue rope_object(const modules::RopeScaling& scaling, std::optional<double> theta = {});
 

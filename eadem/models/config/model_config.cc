@@ -189,6 +189,41 @@ void read_rope(const io::JsonReader& config, ModelConfig& result) {
   if (rope) read_rope_object(*rope, result, result.rope_theta, result.rope_scaling);
 }
 
+void require_truncated(const io::JsonReader& config, const RopeScaling& scaling) {
+  if (!scaling.truncate)
+    throw Unsupported(
+        "{}: 'truncate' of rope scaling is false; only true is honoured where kinds of layers have rope "
+        "scaling of their own, in which transformers does not read it",
+        config.file());
+}
+
+void read_local_rope(const io::JsonReader& rope_parameters, ModelConfig& result) {
+  const auto sliding = rope_parameters.optional_object("sliding_attention");
+  if (!sliding) return;
+  RopeScaling& scaling = result.local_rope_scaling;
+  read_rope_object(*sliding, result, result.local_rope_theta, scaling);
+  require_truncated(*sliding, scaling);
+  if (scaling.kind == RopeScaling::Kind::longrope)
+    throw Unsupported(
+        "{}: 'rope_parameters.sliding_attention' has rope scaling of type \"longrope\"; known there are "
+        "default, linear, dynamic, llama3, yarn",
+        sliding->file());
+}
+
+void read_ropes_of_layers(const io::JsonReader& config, ModelConfig& result) {
+  const auto before = config.optional_object("rope_scaling");
+  if (before) read_rope_object(*before, result, result.rope_theta, result.rope_scaling);
+  const RopeScaling scaling = result.rope_scaling;
+  if (const auto rope = config.optional_object("rope_parameters")) {
+    if (const auto full = rope->optional_object("full_attention"))
+      read_rope_object(*full, result, result.rope_theta, result.rope_scaling);
+    read_local_rope(*rope, result);
+  }
+  if (before && !(scaling == result.rope_scaling))
+    throw DataCorrupted("{}: 'rope_parameters' and 'rope_scaling' disagree", config.file());
+  require_truncated(config, result.rope_scaling);
+}
+
 double partial_rotary_factor_of(const ModelConfig& config) {
   // Readers truncate head_dim * factor, which must not fall short of rotary_dim by a rounding.
   const double factor = static_cast<double>(config.rotary_dim) / static_cast<double>(config.head_dim);
@@ -322,14 +357,19 @@ void ModelConfig::validate(const std::string& source) const {
                                     {"the soft cap of scores", attention_softcap},
                                     {"the soft cap of logits", logit_softcap}})
     require(value >= 0 && std::isfinite(value), fmt::format("{} is {}; expected 0 or more", name, value));
-  if (const RopeScaling& s = rope_scaling; s.kind != RopeScaling::Kind::none) {
+  const auto check_scaling = [&](const RopeScaling& s, double theta) {
+    if (s.kind == RopeScaling::Kind::none) return;
     require(s.factor >= 1 && std::isfinite(s.factor), fmt::format("the factor of rope scaling is {}", s.factor));
     const double table_factor = s.attention_factor.value_or(1.0);
     require(table_factor > 0 && std::isfinite(table_factor),
             fmt::format("the attention factor of rope scaling is {}", table_factor));
     // Its ramp divides by log(theta).
-    require(s.kind != RopeScaling::Kind::yarn || rope_theta > 1, "yarn scaling needs a rope_theta above 1");
-  }
+    require(s.kind != RopeScaling::Kind::yarn || theta > 1, "yarn scaling needs a rope_theta above 1");
+  };
+  check_scaling(rope_scaling, rope_theta);
+  check_scaling(local_rope_scaling, local_rope_theta);
+  require(local_rope_theta == 0 || (local_rope_theta >= 1 && std::isfinite(local_rope_theta)),
+          fmt::format("rope_theta of layers with a window is {}", local_rope_theta));
   require(layer_windows.size() == static_cast<size_t>(num_hidden_layers),
           fmt::format("{} attention windows for {} layers", layer_windows.size(), num_hidden_layers));
   require(layer_chunks.empty() || layer_chunks.size() == layer_windows.size(),

@@ -56,8 +56,9 @@ struct ModelConfig {
   double rms_norm_eps = 1e-6;
   kernels::ActivationKind hidden_act = kernels::ActivationKind::silu;
   double rope_theta = 10000.0;
-  double local_rope_theta = 0;  // of layers with a window, which have no scaling then; 0: rope_theta
+  double local_rope_theta = 0;  // of layers with a window, which have a scaling of their own then; 0: rope_theta
   modules::RopeScaling rope_scaling;
+  modules::RopeScaling local_rope_scaling;  // of layers with a window; none while they have no theta of their own
   std::vector<double> rope_divisors;  // GGUF `rope_freqs.weight`: each frequency is divided by its own; empty: none
   int64_t rotary_dim = 0;             // == head_dim unless partial
   kernels::RopeStyle rope_style = kernels::RopeStyle::rotate_half;

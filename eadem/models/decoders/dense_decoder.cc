@@ -21,7 +21,7 @@ modules::RopeConfig rope_of(const ModelConfig& config, const DenseTraits& traits
                            .divisors = config.rope_divisors};
   if (windowed && (traits.scales_full_layers_only || config.local_rope_theta != 0)) {
     rope.name = "rotary_emb_local";
-    rope.scaling = {};
+    rope.scaling = config.local_rope_scaling;
     if (config.local_rope_theta != 0) rope.theta = config.local_rope_theta;
   }
   return rope;

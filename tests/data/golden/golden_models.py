@@ -145,6 +145,17 @@ FAMILIES = {
                     hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=10, sliding_window=5,
                     final_logit_softcapping=3.0, layer_types=["sliding_attention", "full_attention"],
                     rope_parameters={"full_attention": rope(1000.0), "sliding_attention": rope(100.0)})),
+    # Both kinds of layers have a scaling: of eight frequencies of those with a window the first three are kept and the
+    # last four are divided; the others divide all.
+    "gemma3_scaled": dict(
+        type="gemma3_text", prompt=40, classic=None,
+        config=dict(hidden_size=28, num_attention_heads=2, num_key_value_heads=1, head_dim=16, rms_norm_eps=1e-6,
+                    hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=16, sliding_window=7,
+                    num_hidden_layers=3, layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+                    rope_parameters={"full_attention": rope(1000.0, rope_type="linear", factor=4.0),
+                                     "sliding_attention": rope(
+                                         100.0, rope_type="llama3", factor=8.0, low_freq_factor=1.0,
+                                         high_freq_factor=4.0, original_max_position_embeddings=64)})),
     # A part of each head rotates, with a factor for each frequency, another beyond 80 tokens; no window.
     "phi3": dict(
         type="phi3", prompt=40, long=90, classic=None,
@@ -160,6 +171,14 @@ FAMILIES = {
                     rope_parameters={
                         "full_attention": rope(500.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=32),
                         "sliding_attention": rope(500.0)})),
+    # Layers with a window have yarn's scaling, and its factor on the scores; the one without divides all frequencies.
+    "olmo3_scaled": dict(
+        type="olmo3", prompt=40, classic=None,
+        config=dict(hidden_size=36, num_hidden_layers=4, num_attention_heads=3, num_key_value_heads=1, sliding_window=9,
+                    rope_parameters={
+                        "full_attention": rope(500.0, rope_type="linear", factor=2.0),
+                        "sliding_attention": rope(500.0, rope_type="yarn", factor=4.0,
+                                                  original_max_position_embeddings=32)})),
     # The fourth layer rotates nothing.
     "smollm3": dict(
         type="smollm3", prompt=40,

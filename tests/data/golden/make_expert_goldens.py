@@ -85,6 +85,14 @@ FAMILIES = {
         type="mixtral", prompt=40, classic=None,
         config=dict(hidden_size=24, intermediate_size=12, num_local_experts=5, num_experts_per_tok=2,
                     sliding_window=9, rope_parameters=rope(1000000.0))),
+    # Biases of the MLP and of the expert for all tokens; the best two of six experts; no scaling.
+    "deepseek_v2_bias": dict(
+        type="deepseek_v2", prompt=40, classic=None,
+        config=dict(hidden_size=28, intermediate_size=22, num_attention_heads=2, num_key_value_heads=2, q_lora_rank=18,
+                    kv_lora_rank=14, qk_nope_head_dim=6, qk_rope_head_dim=8, v_head_dim=9, vocab_size=72,
+                    first_k_dense_replace=1, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=9,
+                    n_shared_experts=2, topk_method="greedy", routed_scaling_factor=1.5, rms_norm_eps=1e-6,
+                    mlp_bias=True, rope_parameters=rope(10000.0))),
     # An indexer that selects 13 tokens, of many heads lest scores of 0 are equal; it rotates a part of each head.
     "deepseek_v32": dict(
         type="deepseek_v32", prompt=42, classic=None,

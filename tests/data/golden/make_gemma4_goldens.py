@@ -47,6 +47,12 @@ FAMILIES = {
         config=COMMON | dict(hidden_size=22, num_hidden_layers=4, layer_types=[SLIDING, FULL, SLIDING, FULL],
                              num_attention_heads=4, num_key_value_heads=2, num_global_key_value_heads=1, head_dim=6,
                              global_head_dim=16, attention_k_eq_v=True, rope_parameters=ropes(0.375))),
+    # Frequencies of layers with a window are divided by 2, those of the others by 4.
+    "gemma4_scaled": dict(
+        type="gemma4_text", prompt=40,
+        config=COMMON | dict(num_hidden_layers=3, layer_types=[SLIDING, SLIDING, FULL], rope_parameters={
+            SLIDING: rope(100.0, rope_type="linear", factor=2.0),
+            FULL: rope(1000.0, rope_type="proportional", partial_rotary_factor=0.5, factor=4.0)})),
     # Experts beside the MLP, and a head of its own.
     "gemma4_experts": dict(
         type="gemma4_text", prompt=40,

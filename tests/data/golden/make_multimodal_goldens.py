@@ -11,6 +11,7 @@ text models have goldens of their own.
 
 import argparse
 import contextlib
+import json
 import shutil
 from pathlib import Path
 
@@ -56,6 +57,17 @@ MODELS = {
             text_config=TEXT | dict(model_type="mistral", num_hidden_layers=1, rms_norm_eps=1e-5,
                                     rope_parameters=dict(rope_type="default", rope_theta=1e4)),
             vision_config=IMAGES | dict(model_type="siglip_vision_model"), image_token_index=90)),
+    # The file states no rope_parameters.
+    "mistral4_multimodal": dict(
+        type="mistral3", unstated="rope_parameters", config=dict(
+            tie_word_embeddings=False,
+            text_config=dict(model_type="mistral4", hidden_size=24, intermediate_size=20, num_hidden_layers=2,
+                             num_attention_heads=2, num_key_value_heads=2, q_lora_rank=20, kv_lora_rank=16,
+                             qk_nope_head_dim=8, qk_rope_head_dim=12, v_head_dim=9, vocab_size=96,
+                             max_position_embeddings=128, first_k_dense_replace=1, n_routed_experts=5,
+                             num_experts_per_tok=2, moe_intermediate_size=8, bos_token_id=1, eos_token_id=2,
+                             pad_token_id=0),
+            vision_config=IMAGES | dict(model_type="siglip_vision_model"), image_token_index=90)),
     "qwen3_vl_multimodal": dict(
         type="qwen3_vl", config=dict(
             tie_word_embeddings=True,
@@ -84,7 +96,7 @@ MODELS = {
 @contextlib.contextmanager
 def precision(dtype, model_type):
     """goldens.precision() for the modules of a multimodal model and of its text."""
-    rows = {"gemma3": {"gemma3"}, "mistral3": {"mistral3", "mistral"}, "qwen3_vl": {"qwen3_vl"},
+    rows = {"gemma3": {"gemma3"}, "mistral3": {"mistral3", "mistral", "mistral4"}, "qwen3_vl": {"qwen3_vl"},
             "llama4": {"llama4"}, "gemma4": {"gemma4"}}[model_type]
     types = {name: dict(type=name) for name in rows}
     saved, goldens.MODELS, families, goldens.FAMILIES = goldens.MODELS, types, goldens.FAMILIES, {}
@@ -99,6 +111,7 @@ def precision(dtype, model_type):
 def forward_and_greedy(folder, dtype, prompt):
     """Logits of the prompt, the greedy continuation and its smallest margin, of the whole model read from `folder`."""
     config = AutoConfig.from_pretrained(folder)
+    config._experts_implementation = "eager"  # the grouped product has no float64
     weights = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).state_dict()
     with precision(dtype, config.model_type):
         model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager", dtype=dtype).eval()
@@ -123,6 +136,10 @@ def write(out, name, row):
             parameter.copy_(goldens.random_parameter(name, key, tuple(parameter.shape)))
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2)
     model.save_pretrained(folder)
+    if "unstated" in row:
+        stated = json.loads((folder / "config.json").read_text())
+        del stated["text_config"][row["unstated"]]
+        goldens.write_json(folder / "config.json", stated)
     best = (0, None)
     for salt in range(40):
         prompt = goldens.random_tokens(("prompt", name, salt), 40, 90)

@@ -34,18 +34,7 @@ void set_pattern(ModelConfig& config, int64_t window, int64_t pattern) {
 void read_gemma3_rope(const io::JsonReader& config, ModelConfig& result) {
   result.rope_theta = config.optional_number("rope_theta", 1.0, 1e12).value_or(kGlobalTheta);
   result.local_rope_theta = config.optional_number("rope_local_base_freq", 1.0, 1e12).value_or(kLocalTheta);
-  if (const auto scaling = config.optional_object("rope_scaling"))
-    read_rope_object(*scaling, result, result.rope_theta, result.rope_scaling);
-  const auto rope = config.optional_object("rope_parameters");
-  if (!rope) return;
-  if (const auto full = rope->optional_object("full_attention"))
-    read_rope_object(*full, result, result.rope_theta, result.rope_scaling);
-  modules::RopeScaling local;
-  if (const auto sliding = rope->optional_object("sliding_attention"))
-    read_rope_object(*sliding, result, result.local_rope_theta, local);
-  if (local.kind != modules::RopeScaling::Kind::none)
-    throw Unsupported("{}: 'rope_parameters.sliding_attention' has rope scaling of type {}; only default is honoured",
-                      config.file(), io::to_compact_json(*rope_object(local).find("rope_type")));
+  read_ropes_of_layers(config, result);
 }
 
 void read_gemma3_json(const io::JsonReader& config, ModelConfig& result) {
@@ -81,8 +70,13 @@ void check_gemma3_json(const ModelConfig& config) {
 }
 
 void write_gemma3_json(const ModelConfig& config, io::JsonValue& json) {
+  using Kind = modules::RopeScaling::Kind;
   json.set("rope_theta", config.rope_theta).set("rope_local_base_freq", config.local_rope_theta);
-  if (config.rope_scaling.kind != modules::RopeScaling::Kind::none)
+  if (config.local_rope_scaling.kind != Kind::none)  // which the older key cannot say
+    json.set("rope_parameters", io::JsonValue::object()
+                                    .set("full_attention", rope_object(config.rope_scaling))
+                                    .set("sliding_attention", rope_object(config.local_rope_scaling)));
+  else if (config.rope_scaling.kind != Kind::none)
     json.set("rope_scaling", rope_object(config.rope_scaling));
   json.set("attention_bias", config.attention_bias);
   if (config.logit_softcap > 0) json.set("final_logit_softcapping", config.logit_softcap);
@@ -126,6 +120,8 @@ void write_gemma3_gguf(const ModelConfig& config, const std::string& prefix, io:
     throw Unsupported("query_pre_attn_scalar is {}; GGUF's gemma3 architecture implies {}",
                       config.query_pre_attn_scalar, scalar);
   if (config.attention_bias) throw Unsupported("biases of attention, which GGUF's gemma3 architecture cannot state");
+  if (config.local_rope_scaling.kind != modules::RopeScaling::Kind::none)
+    throw Unsupported("rope scaling of layers with a window, which GGUF's gemma3 architecture cannot state");
   if (pattern != kPattern)
     metadata.emplace_back(prefix + "attention.sliding_window_pattern",
                           io::GgufValue::scalar(static_cast<uint32_t>(pattern)));
@@ -144,8 +140,10 @@ DecoderSpec gemma3_decoder(const ModelConfig& config) {
                    .logit_softcap = config.logit_softcap};
   const modules::RopeConfig global{
       .theta = config.rope_theta, .rotary_dim = config.rotary_dim, .scaling = config.rope_scaling};
-  const modules::RopeConfig local{
-      .name = "rotary_emb_local", .theta = config.local_rope_theta, .rotary_dim = config.rotary_dim};
+  const modules::RopeConfig local{.name = "rotary_emb_local",
+                                  .theta = config.local_rope_theta,
+                                  .rotary_dim = config.rotary_dim,
+                                  .scaling = config.local_rope_scaling};
   for (int64_t window : config.layer_windows)
     spec.layers.push_back(
         {.hidden = config.hidden_size,

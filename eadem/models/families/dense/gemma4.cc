@@ -121,12 +121,7 @@ void read_gemma4_rope(const io::JsonReader& config, ModelConfig& result) {
   const auto rope = config.optional_object("rope_parameters");
   if (!rope) return;
   if (const auto full = rope->optional_object("full_attention")) read_full_rope(*full, result);
-  modules::RopeScaling local;
-  if (const auto sliding = rope->optional_object("sliding_attention"))
-    read_rope_object(*sliding, result, result.local_rope_theta, local);
-  if (local.kind != modules::RopeScaling::Kind::none)
-    throw Unsupported("{}: 'rope_parameters.sliding_attention' has rope scaling of type {}; only default is honoured",
-                      config.file(), io::to_compact_json(*rope_object(local).find("rope_type")));
+  read_local_rope(*rope, result);
 }
 
 void read_gemma4_experts(const io::JsonReader& config, ModelConfig& result) {
@@ -241,7 +236,8 @@ void write_gemma4_json(const ModelConfig& config, io::JsonValue& json) {
   full.set("rope_type", "proportional").set("rope_theta", config.rope_theta);
   full.set("partial_rotary_factor", full_share(config));
   if (config.rope_scaling.kind != modules::RopeScaling::Kind::none) full.set("factor", config.rope_scaling.factor);
-  rope.set("full_attention", std::move(full)).set("sliding_attention", rope_object({}, config.local_rope_theta));
+  rope.set("full_attention", std::move(full));
+  rope.set("sliding_attention", rope_object(config.local_rope_scaling, config.local_rope_theta));
   json.set("rope_parameters", std::move(rope));
   json.set("num_kv_shared_layers", config.num_kv_shared_layers).set("use_double_wide_mlp", config.double_wide_mlp);
   json.set("hidden_size_per_layer_input", config.layer_input_size);
@@ -375,6 +371,8 @@ std::vector<double> gemma4_divisors(const ModelConfig& config) {
 
 void write_gemma4_gguf(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
   if (config.attention_bias) throw Unsupported("biases of attention, which GGUF's gemma4 architecture cannot state");
+  if (config.local_rope_scaling.kind != modules::RopeScaling::Kind::none)
+    throw Unsupported("rope scaling of layers with a window, which GGUF's gemma4 architecture cannot state");
   if (config.rope_scaling.kind != modules::RopeScaling::Kind::none)
     throw Unsupported("a factor {} of rope, which GGUF's gemma4 architecture cannot state", config.rope_scaling.factor);
   // Keys that are there already have the numbers of layers with a window.
@@ -424,8 +422,10 @@ modules::CausalAttention::Config gemma4_attention(const ModelConfig& config, int
                                    .rotary_dim = config.global_head_dim,
                                    .scaling = config.rope_scaling,
                                    .rotated_pairs = config.rotated_pairs};
-  const modules::RopeConfig local{
-      .name = "rotary_emb_local", .theta = config.local_rope_theta, .rotary_dim = config.rotary_dim};
+  const modules::RopeConfig local{.name = "rotary_emb_local",
+                                  .theta = config.local_rope_theta,
+                                  .rotary_dim = config.rotary_dim,
+                                  .scaling = config.local_rope_scaling};
   return {.hidden = config.hidden_size,
           .heads = config.num_attention_heads,
           .kv_heads = full ? config.num_global_key_value_heads : config.num_key_value_heads,

@@ -22,19 +22,8 @@ constexpr GgufName kOlmoNames[] = {{"post_attention_layernorm.", "post_attention
 // An object for each kind of layer, or the keys that were there before, which are those of layers without a window.
 void read_olmo3_rope(const io::JsonReader& config, ModelConfig& result) {
   constexpr double kTheta = 500000;
-  const auto rope = config.optional_object("rope_parameters");
   result.rope_theta = result.local_rope_theta = config.optional_number("rope_theta", 1.0, 1e12).value_or(kTheta);
-  if (const auto scaling = config.optional_object("rope_scaling"))
-    read_rope_object(*scaling, result, result.rope_theta, result.rope_scaling);
-  if (!rope) return;
-  if (const auto full = rope->optional_object("full_attention"))
-    read_rope_object(*full, result, result.rope_theta, result.rope_scaling);
-  modules::RopeScaling local;
-  if (const auto sliding = rope->optional_object("sliding_attention"))
-    read_rope_object(*sliding, result, result.local_rope_theta, local);
-  if (local.kind != modules::RopeScaling::Kind::none)
-    throw Unsupported("{}: 'rope_parameters.sliding_attention' has rope scaling of type {}; only default is honoured",
-                      config.file(), io::to_compact_json(*rope_object(local).find("rope_type")));
+  read_ropes_of_layers(config, result);
 }
 
 void read_olmo_json(const io::JsonReader& config, ModelConfig& result) {
@@ -51,10 +40,10 @@ void read_olmo_json(const io::JsonReader& config, ModelConfig& result) {
 void write_olmo_json(const ModelConfig& config, io::JsonValue& json) {
   json.set("attention_bias", config.attention_bias);
   if (config.model_type == "olmo2") return write_rope(config, json);
-  const auto plain = rope_object({}, config.local_rope_theta);
-  json.set("rope_parameters", io::JsonValue::object()
-                                  .set("full_attention", rope_object(config.rope_scaling, config.rope_theta))
-                                  .set("sliding_attention", plain));
+  json.set("rope_parameters",
+           io::JsonValue::object()
+               .set("full_attention", rope_object(config.rope_scaling, config.rope_theta))
+               .set("sliding_attention", rope_object(config.local_rope_scaling, config.local_rope_theta)));
   write_windows(config, json);
 }
 
@@ -88,6 +77,8 @@ void write_olmo_gguf(const ModelConfig& config, const std::string& prefix, io::G
   if (config.local_rope_theta != config.rope_theta)
     throw Unsupported("rope_theta {} and, of layers with a window, {}, which GGUF's olmo2 architecture cannot state",
                       config.rope_theta, config.local_rope_theta);
+  if (config.local_rope_scaling.kind != modules::RopeScaling::Kind::none)
+    throw Unsupported("rope scaling of layers with a window, which GGUF's olmo2 architecture cannot state");
   metadata.emplace_back(prefix + std::string(kOlmo3PatternKey), window_pattern_of(config));
 }
 

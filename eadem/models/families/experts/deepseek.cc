@@ -48,6 +48,9 @@ bool has_indexer(const ModelConfig& config) { return config.model_type == "deeps
 bool is_mistral(const ModelConfig& config) { return config.model_type == "mistral4"; }
 bool is_v3(const ModelConfig& config) { return config.model_type == "deepseek_v3" || has_indexer(config); }
 
+// transformers reads it of no other of these types.
+bool may_have_mlp_biases(const ModelConfig& config) { return config.model_type == "deepseek_v2"; }
+
 bool may_rotate_halves(const ModelConfig& config) { return config.model_type == "deepseek_v3" || is_mistral(config); }
 
 // The layers before `first` have dense MLPs.
@@ -149,13 +152,26 @@ void write_deepseek_experts(const ModelConfig& config, io::JsonValue& json) {
   json.set("topk_method", v3 ? "noaux_tc" : config.n_group > 1 ? "group_limited_greedy" : "greedy");
 }
 
+// What transformers takes for a configuration of Mistral 4 with neither rope_parameters nor rope_scaling, whatever its
+// rope_theta says.
+constexpr double kMistralTheta = 10000;
+constexpr std::string_view kMistralRope =
+    R"({"rope_type": "yarn", "factor": 128.0, "original_max_position_embeddings": 8192, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1})";
+
 // Queries grow by a logarithm of their positions in the unit of yarn's original context. transformers needs both
-// numbers, and takes others for a configuration without rope_parameters (or rope_scaling) than for one that lacks some
-// of them.
+// numbers of a configuration that has one of the objects.
 void read_mistral_rope(const io::JsonReader& config, ModelConfig& result) {
   auto rope = config.optional_object("rope_parameters");
   if (!rope) rope = config.optional_object("rope_scaling");
-  if (!rope) config.fail("rope_parameters", "an object");
+  if (!rope) {
+    if (result.rope_theta != kMistralTheta)
+      throw Unsupported(
+          "{}: 'rope_theta' is {}; without 'rope_parameters' only {} is honoured, which transformers takes",
+          config.file(), result.rope_theta, kMistralTheta);
+    rope = io::JsonReader::parse(kMistralRope, config.file());
+    read_rope_object(*rope, result, result.rope_theta, result.rope_scaling);
+  }
   if (result.rope_scaling.kind != modules::RopeScaling::Kind::yarn)
     rope->fail("rope_type", "\"yarn\", as all models of this type have");
   result.attn_scale = rope->number("llama_4_scaling_beta", 0, 1e6);
@@ -186,7 +202,8 @@ void read_deepseek_json(const io::JsonReader& config, ModelConfig& result) {
   result.rope_style = interleaves ? kernels::RopeStyle::interleaved : kernels::RopeStyle::rotate_half;
   result.attention_bias = config.optional_boolean("attention_bias").value_or(false);
   result.attention_out_bias = result.attention_bias;
-  if (!may_rotate_halves(result) && config.optional_boolean("mlp_bias").value_or(false))
+  if (may_have_mlp_biases(result)) result.mlp_bias = config.optional_boolean("mlp_bias").value_or(false);
+  if (has_indexer(result) && config.optional_boolean("mlp_bias").value_or(false))
     throw Unsupported("{}: 'mlp_bias' is true; only false is honoured", config.file());
   read_deepseek_experts(config, result);
   if (has_indexer(result)) read_indexer(config, result);
@@ -195,7 +212,7 @@ void read_deepseek_json(const io::JsonReader& config, ModelConfig& result) {
 
 void check_deepseek_json(const ModelConfig& config) {
   refuse_if(config, config.attention_out_bias != config.attention_bias, "biases of q and kv without one of o");
-  refuse_if(config, config.mlp_bias, "biases of the MLP");
+  refuse_if(config, config.mlp_bias && !may_have_mlp_biases(config), "biases of the MLP");
   refuse_if(config, config.qk_norm, "norms of q and k");
   refuse_if(config, largest_window(config.layer_windows) > 0, "attention windows");
   refuse_if(config, !may_rotate_halves(config) && config.rope_style != kernels::RopeStyle::interleaved,
@@ -221,6 +238,7 @@ void write_deepseek_json(const ModelConfig& config, io::JsonValue& json) {
   json.set("q_lora_rank", config.q_lora_rank > 0 ? io::JsonValue(config.q_lora_rank) : io::JsonValue(nullptr));
   json.set("qk_nope_head_dim", config.qk_nope_head_dim).set("qk_rope_head_dim", config.rotary_dim);
   json.set("v_head_dim", config.v_head_dim).set("attention_bias", config.attention_bias);
+  if (may_have_mlp_biases(config)) json.set("mlp_bias", config.mlp_bias);
   if (has_indexer(config))
     json.set("index_n_heads", config.index_n_heads)
         .set("index_head_dim", config.index_head_dim)
@@ -334,6 +352,7 @@ void write_deepseek_gguf(const ModelConfig& config, const std::string& prefix, i
   };
   refuse(config.rope_style != kernels::RopeStyle::interleaved, "rotation by halves");
   refuse(config.attention_bias, "biases of attention");
+  refuse(config.mlp_bias, "biases of MLPs");
   refuse(config.rms_norm_eps != kLatentEps, fmt::format("rms_norm_eps of {}, not {}", config.rms_norm_eps, kLatentEps));
   const auto add = [&](const char* key, int64_t value) {
     metadata.emplace_back(prefix + key, io::GgufValue::scalar(static_cast<uint32_t>(value)));
@@ -378,7 +397,7 @@ modules::MoeMlp::Config deepseek_experts_of(const ModelConfig& config) {
     route.scoring = kernels::RouteAttrs::Scoring::sigmoid;
     experts.correction_bias = true;
   }
-  experts.shared = {.name = "shared_experts", .ffn = config.shared_expert_intermediate_size};
+  experts.shared = {.name = "shared_experts", .ffn = config.shared_expert_intermediate_size, .bias = config.mlp_bias};
   return experts;
 }
 
@@ -406,8 +425,10 @@ DecoderSpec deepseek_decoder(const ModelConfig& config) {
   if (config.attn_temperature_tuning)
     attention.temperature = {static_cast<float>(config.attn_scale), static_cast<int64_t>(config.floor_scale),
                              /*plus_one=*/false};
-  const modules::DenseMlp::Config dense{
-      .hidden = config.hidden_size, .ffn = config.intermediate_size, .activation = config.hidden_act};
+  const modules::DenseMlp::Config dense{.hidden = config.hidden_size,
+                                        .ffn = config.intermediate_size,
+                                        .activation = config.hidden_act,
+                                        .bias = config.mlp_bias};
   const modules::MoeMlp::Config experts = deepseek_experts_of(config);
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     modules::LayerSpec own{.hidden = config.hidden_size,

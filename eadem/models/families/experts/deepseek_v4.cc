@@ -171,6 +171,7 @@ void read_v4_ropes(const io::JsonReader& config, ModelConfig& result) {
     read_rope_object(*rope, result, result.pooled_rope_theta, result.rope_scaling);
     result.pooled_rope_theta = theta;
     require_one_share(*rope);
+    require_truncated(config, result.rope_scaling);
     if (result.rope_scaling.kind == modules::RopeScaling::Kind::yarn && !result.rope_scaling.attention_factor)
       result.rope_scaling.attention_factor = 1;
     return;
@@ -182,6 +183,7 @@ void read_v4_ropes(const io::JsonReader& config, ModelConfig& result) {
     main->fail("rope_type", "\"default\", as all models of this type have");
   read_rope_object(*pooled, result, result.pooled_rope_theta, result.rope_scaling);
   require_one_share(*pooled);
+  require_truncated(config, result.rope_scaling);
 }
 
 void read_v4_experts(const io::JsonReader& config, ModelConfig& result) {
