@@ -22,7 +22,8 @@ struct BenchRow {
 // row stands once for every form of its weight: the model's dtype, f32, f16 and each BlockEncoding that fits.
 std::vector<BenchRow> bench_rows(const Device& device, const std::vector<std::string>& filter);
 
-// Host tensors for a row: random, never zero, encoded weights encoded. Large weights repeat a stretch of rows.
+// Host tensors for a row, of the step that its name says (StepKind::plain): random, never zero, encoded weights
+// encoded. Large weights repeat a stretch of rows.
 std::vector<Tensor> row_inputs(const ops::Workload& work, uint64_t seed);
 
 // The request of one pass; the types must outlive it.
