@@ -262,6 +262,12 @@ class OpBench(unittest.TestCase):
             self.assertLessEqual(row["low_seconds"], row["median_seconds"])
             self.assertGreaterEqual(row["high_seconds"], row["median_seconds"])
 
+    def test_every_op_has_rows(self):
+        result = run(OP_BENCH, "--list")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stderr, "", "ops whose rows no kernel takes")
+        self.assertIn("grouped_linear/qwen3-30b-a3b decode-1 experts up_proj/q4_k", result.stdout.splitlines())
+
     def test_no_row_is_an_error(self):
         self.assertEqual(run(OP_BENCH, "--filter", "no such row").returncode, 2)
 

@@ -103,7 +103,11 @@ int main(int argc, char** argv) {
         record.rows.push_back(std::move(timing));
       }
     }
-    if (list) return 0;
+    if (list) {
+      for (const std::string& op : ops_without_rows(device))
+        fmt::print(stderr, "eadem_op_bench: no kernel takes a row of {}\n", op);
+      return 0;
+    }
     if (json) fmt::print("{}\n", to_json(record));
     if (!out.empty()) std::ofstream(out) << to_json(record) << '\n';
     return records.empty() ? 0 : compare(read_record(records[0]), record);

@@ -49,14 +49,22 @@ Placed allocate(Device& device, const TensorType& type, const SymbolValues& symb
   return placed;
 }
 
-// One pass of one kernel with its own copy of everything that it touches.
+// One pass of one kernel with its own copy of everything that it touches, but for parameters that it shares.
 class Call {
  public:
-  // `inputs`: host tensors of the ports of the pass.
-  Call(CpuDevice& device, const Kernel& kernel, const Workload& work, Pass pass, const std::vector<Tensor>& inputs)
+  // `inputs`: host tensors of the ports of the pass. `weights_of`: a call of the row whose parameters this one reads,
+  // or null; not of a backward pass.
+  Call(CpuDevice& device, const Kernel& kernel, const Workload& work, Pass pass, const std::vector<Tensor>& inputs,
+       const Call* weights_of = nullptr)
       : context_{device, alone_}, types_(pass_types(work, pass)) {
     const kernels::KernelRequest request = request_of(work, pass, types_, device);
+    const std::vector<Port> input_ports = work.op->inputs();
     for (size_t i = 0; i < types_.inputs.size(); ++i) {
+      if (weights_of != nullptr && input_ports[i].role == Port::Role::parameter) {
+        inputs_.emplace_back();
+        input_views_.push_back(weights_of->input_views_[i]);
+        continue;
+      }
       if (!inputs[i].defined()) {
         inputs_.emplace_back();
         input_views_.emplace_back();
@@ -267,7 +275,23 @@ std::vector<Timing> time_row(CpuDevice& device, const BenchRow& row, const std::
       timing.copies = static_cast<int>(std::clamp<int64_t>(wanted, 1, kMostCopies));
       for (int i = 1; i < timing.copies; ++i)
         calls.push_back(std::make_unique<Call>(device, *kernel, row.work, pass, inputs));
-      timing.cold = timing.copies * bytes > 2 * last_level_cache_bytes();
+
+      // Where a call reads a part of the weights only, each copy is read in so many turns, in each by another choice.
+      ops::Cost cost =
+          row.work.op->cost(pass, row.work.inputs, row.work.op->infer_types(row.work.inputs), row.work.symbols);
+      const bool chooses = pass != Pass::backward && chooses_weights(row.work);
+      const auto turns = chooses ? static_cast<size_t>(static_cast<double>(bytes) / cost.bytes) : size_t{1};
+      double unread = static_cast<double>(timing.copies) * unread_bytes(row.work, pass, inputs);
+      for (size_t i = calls.size(); i < turns * static_cast<size_t>(timing.copies); ++i) {
+        const std::vector<Tensor> others = row_inputs(row.work, 7 + i, /*with_weight=*/false);
+        unread += unread_bytes(row.work, pass, others);
+        calls.push_back(std::make_unique<Call>(device, *kernel, row.work, pass, others,
+                                               calls[i % static_cast<size_t>(timing.copies)].get()));
+      }
+      cost.bytes -= unread / static_cast<double>(calls.size());
+      const double touched = chooses_weights(row.work) ? static_cast<double>(calls.size()) * cost.bytes
+                                                       : static_cast<double>(timing.copies * bytes);
+      timing.cold = touched > 2 * static_cast<double>(last_level_cache_bytes());
 
       for (const auto& call : calls) call->run();  // warms up pages, threads and code
       std::vector<double> times;
@@ -287,18 +311,17 @@ std::vector<Timing> time_row(CpuDevice& device, const BenchRow& row, const std::
       timing.high_seconds = at(0.9);
       timing.samples = static_cast<int64_t>(times.size());
 
-      const ops::Cost cost =
-          row.work.op->cost(pass, row.work.inputs, row.work.op->infer_types(row.work.inputs), row.work.symbols);
       timing.bytes = cost.bytes;
       timing.flops = cost.flops;
-      const bool linear = row.work.op->name() == "linear";
+      const std::string_view name = row.work.op->name();
+      const bool product = name == "linear" || name == "grouped_linear" || name == "head_linear";
       // 8-bit floats are widened and multiplied as f32.
-      const bool int8 = linear && is_quantized(row.work) && Fp8Encoding::of(row.work.inputs[1].encoding) == nullptr &&
+      const bool int8 = product && is_quantized(row.work) && Fp8Encoding::of(row.work.inputs[1].encoding) == nullptr &&
                         ceilings.int8_ops_per_second > 0;
-      const bool bf16 = linear && pass != Pass::backward && !is_quantized(row.work) &&
+      const bool bf16 = product && pass != Pass::backward && !is_quantized(row.work) &&
                         row.work.inputs[1].dtype == DType::bf16 && ceilings.bf16_ops_per_second > 0;
       const double memory_seconds = cost.bytes / ceilings.read_bytes_per_second;
-      const GroupEncoding* groups = linear ? GroupEncoding::of(row.work.inputs[1].encoding) : nullptr;
+      const GroupEncoding* groups = product ? GroupEncoding::of(row.work.inputs[1].encoding) : nullptr;
       const bool on_tiles =
           groups != nullptr && groups->format().group_size == 0 && ceilings.int8_tile_ops_per_second > 0;
       const double compute_seconds = cost.flops / (on_tiles ? ceilings.int8_tile_ops_per_second

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/fusions/rope_append_attention.h"
 
+#include <utility>
+
+#include "eadem/fusions/rope_qk_append.h"
 #include "eadem/ops/attention/attention.h"
 #include "eadem/ops/attention/kv_append.h"
 #include "eadem/ops/attention/rope.h"
@@ -90,13 +93,11 @@ ops::Cost RopeAppendAttention::cost(ops::Pass /*pass*/, std::span<const TensorTy
 
 void RopeAppendAttention::reference(ops::Pass pass, std::span<const ops::RefTensor> in,
                                     std::span<ops::RefTensor> out) const {
-  ops::RefTensor rotated[] = {ref_zeros(in[kQ].shape), ref_zeros(in[kK].shape)};
-  part(0).reference(pass, in.first(2), {&rotated[0], 1});
-  const ops::RefTensor keys[] = {in[kK], in[kTable]};
-  part(1).reference(pass, keys, {&rotated[1], 1});
-  const ops::RefTensor appended[] = {rotated[1], in[kV], in[kSlots], in[kCacheK], in[kCacheV]};
-  part(2).reference(pass, appended, out.subspan(1));
-  const ops::RefTensor attended[] = {rotated[0], out[1], out[2], in[kQueryStart], in[kKvLength], in[kBlockTable]};
+  ops::RefTensor appended[] = {ref_zeros(in[kQ].shape), std::move(out[1]), std::move(out[2])};
+  RopeQkAppend(kernels::RopeKvAppendAttrs{attrs_.rope}).reference(pass, in.first(kQueryStart), appended);
+  out[1] = std::move(appended[1]);
+  out[2] = std::move(appended[2]);
+  const ops::RefTensor attended[] = {appended[0], out[1], out[2], in[kQueryStart], in[kKvLength], in[kBlockTable]};
   part(3).reference(pass, attended, out.first(1));
 }
 

@@ -331,6 +331,14 @@ TEST(ExpertCost, CountsTheExpertsThatRowsCanChoose) {
     EXPECT_EQ(cost.flops, 2 * rows * 6 * 8);
     return cost.bytes - 4 * (rows * 8 + rows * 6 + 17);
   };
+  const auto backward_bytes = [&](int64_t tokens) {
+    SymbolValues symbols;
+    symbols[Symbol::tokens] = tokens;
+    return op.cost(Pass::backward, types, op.infer_types(types), symbols).bytes;
+  };
+  // Weights are read, and their gradients read and written; of a row x is read, dy, and dx is written.
+  EXPECT_EQ(backward_bytes(1), 3 * 2 * 4.0 * 6 * 8 + 4 * (2.0 * (8 + 6 + 8) + 17));
+  EXPECT_EQ(backward_bytes(8), 3 * 16 * 4.0 * 6 * 8 + 4 * (16.0 * (8 + 6 + 8) + 17));
   EXPECT_EQ(weights_read(1), 2 * 4.0 * 6 * 8);
   EXPECT_EQ(weights_read(8), 16 * 4.0 * 6 * 8);
   EXPECT_EQ(weights_read(100), 16 * 4.0 * 6 * 8);

@@ -628,6 +628,33 @@ TEST(TypeRules, DerivedBackwardTypes) {
   EXPECT_EQ(op.backward_output_types(in), expected_out) << "parameter gradients are f32";
 }
 
+// One token of each sequence is generated, so that nothing is made of the cached rows; two tokens are of prompts.
+TEST(Cost, LatentAttentionCountsTheFormOfTheStep) {
+  constexpr int64_t kHeads = 3, kLatent = 20, kNope = 10, kRope = 8, kValue = 12, kKeys = 64;
+  const LatentAttention op({kHeads, kLatent, kNope, kRope, kValue});
+  const TensorType q(kF, {kT, kHeads, kNope + kRope}), rows(kF, {kKeys / 16, 1, 16, kLatent + kRope}),
+      k_b(kF, {kHeads, kLatent, kNope}), v_b(kF, {kHeads, kValue, kLatent}), lengths(kI, {Symbol::sequences});
+  const std::vector<TensorType> in = {q,
+                                      rows,
+                                      k_b,
+                                      v_b,
+                                      TensorType(kI, {Dim(Symbol::sequences, 1)}),
+                                      lengths,
+                                      TensorType(kI, {Symbol::sequences, Symbol::max_blocks}),
+                                      lengths};
+  const auto flops = [&](int64_t tokens, int64_t sequences) {
+    SymbolValues symbols;
+    symbols[Symbol::tokens] = tokens;
+    symbols[Symbol::sequences] = sequences;
+    symbols[Symbol::max_blocks] = kKeys / 16;
+    return op.cost(Pass::inference, in, op.infer_types(in), symbols).flops;
+  };
+  constexpr double kMatrices = 2.0 * kLatent * (kNope + kValue);
+  EXPECT_EQ(flops(1, 1), kHeads * (kMatrices + kKeys * (2.0 * (kLatent + kRope + kLatent) + 13)));
+  EXPECT_EQ(flops(5, 5), 5 * flops(1, 1));
+  EXPECT_EQ(flops(2, 1), kHeads * (kKeys * kMatrices + (2 * kKeys - 1) * (2.0 * (kNope + kRope + kValue) + 13)));
+}
+
 // The cost of attention is a closed form. It equals a count query by query, and takes no longer for long sequences.
 TEST(Cost, AttentionCountsPairsOfQueriesAndKeys) {
   // One head of one value: 4 operations for the products of a pair and 13 for its share of the softmax.

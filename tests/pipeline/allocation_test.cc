@@ -11,12 +11,16 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <thread>
 
+#include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/distributed/thread_communicator.h"
 #include "eadem/engine/llm.h"
+#include "eadem/kernels/backend.h"
 #include "eadem/ops/parallel/expert_exchange.h"
+#include "eadem/ops/quantize.h"
 #include "tests/engine/step_loop.h"
 
 namespace {
@@ -197,6 +201,53 @@ TEST(Allocation, ExchangesOfRowsAllocateNothing) {
   run(0);
   other.join();
   EXPECT_EQ(after - before, 0);
+}
+
+// The rounding of training and of models in 8-bit floats, which looks at all rows first.
+TEST(Allocation, RoundingToOneScaleAllocatesNothing) {
+  constexpr int64_t kRows = 200, kColumns = 300;
+  const auto device = open_device("cpu", {.num_threads = 2});
+  const Mesh alone;
+  Context context{*device, alone};
+  for (const bool delayed : {false, true})
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const Fp8TensorEncoding& to = Fp8TensorEncoding::of(Fp8Format::Kind::e4m3, delayed);
+      const ops::Quantize op({&to});
+      std::vector<TensorType> in = {TensorType(dtype, {Symbol::tokens, kColumns})};
+      if (delayed) in.emplace_back(DType::f32, std::vector<Dim>{2});
+      const std::vector<TensorType> out = op.infer_types(in);
+      SymbolValues bounds;
+      bounds[Symbol::tokens] = kRows;
+      const kernels::KernelRequest request{.op = op.name(),
+                                           .pass = kernels::Pass::forward,
+                                           .device = device.get(),
+                                           .attrs = op.attrs(),
+                                           .inputs = in,
+                                           .outputs = out,
+                                           .bounds = bounds,
+                                           .cost = {},
+                                           .definition = &op};
+      kernels::PlanPtr plan;
+      for (const kernels::Kernel* kernel : op.kernels(kernels::backend_of(*device)))
+        if (kernel->pass == request.pass && kernel->can_handle(request).accepted)
+          plan = kernel->prepare(request, context);
+      ASSERT_NE(plan, nullptr);
+      const Tensor x = Tensor::on_host(dtype, {kRows, kColumns}), scaling = Tensor::on_host(DType::f32, {2}),
+                   y = Tensor::on_host(dtype, {kRows, kColumns}, to),
+                   scratch = Tensor::on_host(DType::u8, {plan->scratch_bytes()});
+      std::memset(x.view.data, 0, static_cast<size_t>(x.view.size_bytes()));
+      std::memset(scaling.view.data, 0, static_cast<size_t>(scaling.view.size_bytes()));
+      const TensorView inputs[] = {x.view, scaling.view}, outputs[] = {y.view, scaling.view};
+      const size_t ports = in.size();
+      const auto run = [&] {
+        plan->run({.inputs = std::span(inputs).first(ports),
+                   .outputs = std::span(outputs).first(ports),
+                   .scratch = scratch.view,
+                   .context = &context});
+      };
+      run();
+      EXPECT_EQ(allocations_of(run), 0) << to.name() << " of " << dtype_name(dtype);
+    }
 }
 
 // The lists of tokens and of log-probabilities and the text itself grow by doubling: the number of allocations rises

@@ -23,7 +23,9 @@ namespace {
 // SplitMix64. Source: Steele, Lea & Flood 2014.
 class Random {
  public:
-  explicit Random(uint64_t seed) : state_(seed) {}
+  explicit Random(uint64_t seed, StepKind kind = StepKind::varied) : state_(seed), kind_(kind) {}
+  // Whether steps are to vary.
+  bool varies() const { return kind_ == StepKind::varied; }
   uint64_t next() {
     uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -39,6 +41,7 @@ class Random {
 
  private:
   uint64_t state_;
+  StepKind kind_;
 };
 
 void store(const TensorView& view, int64_t index, double value) {
@@ -92,8 +95,8 @@ std::vector<int64_t> query_lengths(int64_t tokens, int64_t sequences, Random& ra
   return lengths;
 }
 
-// i32 [sequences + 1]: where each sequence begins, and the end.
-Tensor query_start(const std::vector<int64_t>& lengths) {
+// i32 [lengths + 1]: where each sequence, or the rows of each expert, begin, and the end.
+Tensor starts_of(const std::vector<int64_t>& lengths) {
   int64_t start = 0;
   return filled(DType::i32, Shape{std::ssize(lengths) + 1}, [&](int64_t i) {
     const int64_t here = start;
@@ -101,6 +104,15 @@ Tensor query_start(const std::vector<int64_t>& lengths) {
     return static_cast<double>(here);
   });
 }
+
+// The positions of sequence `s`, `own` of them of this step: the first sequence fills its blocks; the others do, or
+// fill any part.
+int64_t length_in_cache(int64_t s, int64_t own, int64_t capacity, Random& random) {
+  return s == 0 || !random.varies() ? capacity : own + random.below(capacity - own + 1);
+}
+
+// Of every five tokens or sequences the last has no slot, if steps vary.
+bool is_without_slot(int64_t index, const Random& random) { return index % 5 == 4 && random.varies(); }
 
 // The ports that attention and select_keys begin with: three of numbers, and the sequences. A key has `stride`
 // positions.
@@ -112,14 +124,13 @@ std::vector<Tensor> attention_inputs(kernels::KvSource source, std::span<const S
   for (size_t port = 0; port < 3; ++port) inputs.push_back(uniform(types[port].dtype, shapes[port], random, -2, 2));
   const int64_t sequences = shapes[4][0];
   const std::vector<int64_t> queries = query_lengths(shapes[0][0], sequences, random);
-  inputs.push_back(query_start(queries));
+  inputs.push_back(starts_of(queries));
   const int64_t capacity = cached ? shapes[5][1] * shapes[1][2] * stride : 0;
   inputs.push_back(filled(DType::i32, shapes[4], [&](int64_t s) {
     const int64_t own = queries[static_cast<size_t>(s)];
     if (!cached) return static_cast<double>(own);
     EADEM_CHECK(own <= capacity, "{} tokens in a cache of {} positions", own, capacity);
-    // The first sequence fills its blocks, the others any part of theirs.
-    return static_cast<double>(s == 0 ? capacity : own + random.below(capacity - own + 1));
+    return static_cast<double>(length_in_cache(s, own, capacity, random));
   }));
   if (cached) {
     const std::vector<int64_t> blocks = distinct(shapes[5].num_elements(), shapes[1][0], random);
@@ -132,7 +143,7 @@ std::vector<Tensor> attention_inputs(kernels::KvSource source, std::span<const S
 }
 
 // Attention's, with a selection behind the values: of each token and head of keys as many entries as there are or fit,
-// its first one among them, every other time fewer.
+// its first one among them, every other time fewer if steps vary.
 std::vector<Tensor> selected_attention_inputs(const ops::Op& op, std::span<const Shape> shapes,
                                               std::span<const TensorType> types, Random& random) {
   const auto attrs = op.attrs().get<kernels::SelectedAttentionAttrs>();
@@ -148,7 +159,8 @@ std::vector<Tensor> selected_attention_inputs(const ops::Op& op, std::span<const
     for (int64_t t = starts[s]; t < starts[s + 1]; ++t)
       for (int64_t g = 0; g < attrs.kv_heads; ++g, entry += shapes[3][2]) {
         const int64_t seen = (lengths[s] - starts[s + 1] + t) / attrs.span + 1;
-        const int64_t most = std::min(seen, shapes[3][2]), count = t % 2 == 0 ? most : 1 + random.below(most);
+        const int64_t most = std::min(seen, shapes[3][2]),
+                      count = t % 2 == 0 || !random.varies() ? most : 1 + random.below(most);
         std::vector<int64_t> chosen = distinct(count, seen, random);
         std::sort(chosen.begin(), chosen.end());
         std::fill(std::copy(chosen.begin(), chosen.end(), entry), entry + shapes[3][2], -1);
@@ -163,13 +175,13 @@ void fill_sequences(std::vector<Tensor>& inputs, size_t first, std::span<const S
                     int64_t fresh, int64_t block_size, int64_t num_blocks, Random& random) {
   const int64_t sequences = shapes[first + 1][0];
   const std::vector<int64_t> queries = query_lengths(fresh, sequences, random);
-  inputs[first] = query_start(queries);
+  inputs[first] = starts_of(queries);
   const int64_t capacity = cached ? shapes[first + 2][1] * block_size : 0;
   inputs[first + 1] = filled(DType::i32, shapes[first + 1], [&](int64_t s) {
     const int64_t own = queries[static_cast<size_t>(s)];
     if (!cached) return static_cast<double>(own);
     EADEM_CHECK(own <= capacity, "{} tokens in a cache of {} positions", own, capacity);
-    return static_cast<double>(s == 0 ? capacity : own + random.below(capacity - own + 1));
+    return static_cast<double>(length_in_cache(s, own, capacity, random));
   });
   if (!cached) return;
   const std::vector<int64_t> blocks = distinct(shapes[first + 2].num_elements(), num_blocks, random);
@@ -189,7 +201,8 @@ std::vector<Tensor> compressed_inputs(kernels::KvSource source, int64_t stride, 
   return inputs;
 }
 
-// Keys are about as large as queries. Of a sequence's tokens some are of its prompt, or all, or none.
+// Keys are about as large as queries. Of a sequence's tokens some are of its prompt, or all, or none; if steps do not
+// vary, none where each sequence has one, else all.
 std::vector<Tensor> latent_attention_inputs(const ops::Op& op, std::span<const Shape> shapes,
                                             std::span<const TensorType> types, Random& random) {
   const auto attrs = op.attrs().get<kernels::LatentAttentionAttrs>();
@@ -202,7 +215,9 @@ std::vector<Tensor> latent_attention_inputs(const ops::Op& op, std::span<const S
   fill_sequences(inputs, 4, shapes, true, shapes[0][0], shapes[1][2], shapes[1][0], random);
   const auto *starts = inputs[4].view.as<int32_t>(), *lengths = inputs[5].view.as<int32_t>();
   inputs[7] = filled(DType::i32, shapes[7], [&](int64_t s) {
-    const int64_t own = starts[s + 1] - starts[s], kind = random.below(4);
+    const int64_t own = starts[s + 1] - starts[s];
+    if (!random.varies()) return static_cast<double>(shapes[0][0] > shapes[7][0] ? lengths[s] : lengths[s] - own);
+    const int64_t kind = random.below(4);
     if (kind == 0) return 0.0;
     if (kind == 1) return static_cast<double>(lengths[s] + random.below(3));
     return static_cast<double>(lengths[s] - own + random.below(own + 1));
@@ -210,9 +225,10 @@ std::vector<Tensor> latent_attention_inputs(const ops::Op& op, std::span<const S
   return inputs;
 }
 
-// The slots of a step, i64 [tokens]: those of its tokens in a cache of such blocks, but for every fifth one, which is
-// written nowhere. `inputs` from `first` on describe the sequences.
-Tensor slots_of(std::span<const Tensor> inputs, size_t first, const Shape& shape, int64_t block_size) {
+// The slots of a step, i64 [tokens]: those of its tokens in a cache of such blocks; those without one are written
+// nowhere. `inputs` from `first` on describe the sequences.
+Tensor slots_of(std::span<const Tensor> inputs, size_t first, const Shape& shape, int64_t block_size,
+                const Random& random) {
   Tensor slots = Tensor::on_host(DType::i64, shape);
   const auto *starts = inputs[first].view.as<int32_t>(), *lengths = inputs[first + 1].view.as<int32_t>(),
              *table = inputs[first + 2].view.as<int32_t>();
@@ -220,7 +236,8 @@ Tensor slots_of(std::span<const Tensor> inputs, size_t first, const Shape& shape
   for (int64_t s = 0; s < inputs[first + 1].shape()[0]; ++s)
     for (int64_t t = starts[s]; t < starts[s + 1]; ++t) {
       const int64_t position = lengths[s] - starts[s + 1] + t, block = table[s * blocks + position / block_size];
-      store(slots.view, t, t % 5 == 4 ? -1.0 : static_cast<double>(block * block_size + position % block_size));
+      store(slots.view, t,
+            is_without_slot(t, random) ? -1.0 : static_cast<double>(block * block_size + position % block_size));
     }
   return slots;
 }
@@ -234,7 +251,7 @@ std::vector<Tensor> compress_keys_inputs(const ops::Op& op, std::span<const Shap
   const int64_t block_size = cached ? shapes[0][2] : 0, fresh = cached ? shapes[6][0] : shapes[0][0];
   fill_sequences(inputs, 3, shapes, cached, fresh, block_size, cached ? shapes[0][0] : 0, random);
   if (!cached) return inputs;
-  inputs[6] = slots_of(inputs, 3, shapes[6], block_size);
+  inputs[6] = slots_of(inputs, 3, shapes[6], block_size, random);
   inputs[7] = uniform(types[7].dtype, shapes[7], random);
   return inputs;
 }
@@ -248,12 +265,12 @@ std::vector<Tensor> pool_keys_inputs(const ops::Op& op, std::span<const Shape> s
     inputs[port] = uniform(types[port].dtype, shapes[port], random, -2, 2);
   const int64_t block_size = cached ? shapes[0][2] : 0, fresh = cached ? shapes[6][0] : shapes[0][0];
   fill_sequences(inputs, 3, shapes, cached, fresh, block_size, cached ? shapes[0][0] : 0, random);
-  if (cached) inputs[6] = slots_of(inputs, 3, shapes[6], block_size);
+  if (cached) inputs[6] = slots_of(inputs, 3, shapes[6], block_size, random);
   return inputs;
 }
 
-// The rows have a table of their own. A selection has as many rows as there are or fit, every other time fewer, or
-// none.
+// The rows have a table of their own. A selection has as many rows as there are or fit; every other time fewer, or
+// none, if steps vary.
 std::vector<Tensor> pooled_attention_inputs(const ops::Op& op, std::span<const Shape> shapes,
                                             std::span<const TensorType> types, Random& random) {
   const auto attrs = op.attrs().get<kernels::PooledAttentionAttrs>();
@@ -273,7 +290,8 @@ std::vector<Tensor> pooled_attention_inputs(const ops::Op& op, std::span<const S
   for (int64_t s = 0; s < shapes[5][0]; ++s)
     for (int64_t t = starts[s]; t < starts[s + 1]; ++t, entry += attrs.selected) {
       const int64_t seen = attrs.rows_seen(lengths[s] - starts[s + 1] + t), most = std::min(seen, attrs.selected);
-      std::vector<int64_t> chosen = distinct(t % 2 == 0 ? most : random.below(most + 1), seen, random);
+      std::vector<int64_t> chosen =
+          distinct(t % 2 == 0 || !random.varies() ? most : random.below(most + 1), seen, random);
       std::sort(chosen.begin(), chosen.end());
       std::fill(std::copy(chosen.begin(), chosen.end(), entry), entry + attrs.selected, -1);
     }
@@ -325,7 +343,7 @@ double hyper_value(int64_t index) {
 }
 
 Tensor make_input(std::string_view op, std::string_view port, std::span<const Shape> shapes, const TensorType& type,
-                  const Shape& shape, const ops::Op& object, Random& random) {
+                  const Shape& shape, const ops::Op& object, int64_t tokens, Random& random) {
   const DType dtype = type.dtype;
   if (op == "embedding" && port == "ids")
     return filled(dtype, shape, [&](int64_t) { return static_cast<double>(random.below(shapes[0][0])); });
@@ -367,15 +385,15 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
       if (const auto attrs = object.attrs().get<kernels::LatentAppendAttrs>(); attrs.stride > 1)
         positions = attrs.block_size;
     const std::vector<int64_t> slots = distinct(shape[0], cache[0] * positions, random);
-    return filled(dtype, shape, [&](int64_t i) {  // every fifth token is written nowhere
-      return i % 5 == 4 ? -1.0 : static_cast<double>(slots[static_cast<size_t>(i)]);
+    return filled(dtype, shape, [&](int64_t i) {
+      return is_without_slot(i, random) ? -1.0 : static_cast<double>(slots[static_cast<size_t>(i)]);
     });
   }
-  if (port == "query_start") return query_start(query_lengths(shapes[0][0], shape[0] - 1, random));
+  if (port == "query_start") return starts_of(query_lengths(shapes[0][0], shape[0] - 1, random));
   if (port == "state_slots") {
     const std::vector<int64_t> slots = distinct(shape[0], shapes.back()[0], random);
-    return filled(dtype, shape, [&](int64_t i) {  // every fifth sequence has none
-      return i % 5 == 4 ? -1.0 : static_cast<double>(slots[static_cast<size_t>(i)]);
+    return filled(dtype, shape, [&](int64_t i) {
+      return is_without_slot(i, random) ? -1.0 : static_cast<double>(slots[static_cast<size_t>(i)]);
     });
   }
   // States that fade within a few tokens, and hardly.
@@ -421,16 +439,16 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
     if (port == "offsets") return filled(dtype, shape, begin_of);
     if (port == "counts") return filled(dtype, shape, [&](int64_t e) { return begin_of(e + 1) - begin_of(e); });
   }
-  if (op == "grouped_linear" && port == "offsets") {  // the first expert is popular, some have nothing to do
-    const int64_t experts = shape[0] - 1;
+  if (op == "grouped_linear" && port == "offsets") {
+    const int64_t rows = shapes[0][0], experts = shape[0] - 1;
     std::vector<int64_t> counts(static_cast<size_t>(experts), 0);
-    for (int64_t r = 0; r < shapes[0][0]; ++r) ++counts[static_cast<size_t>(r % 3 == 0 ? 0 : random.below(experts))];
-    int64_t begin = 0;
-    return filled(dtype, shape, [&](int64_t e) {
-      const int64_t here = begin;
-      if (e < experts) begin += counts[static_cast<size_t>(e)];
-      return static_cast<double>(here);
-    });
+    const auto add = [&](int64_t expert) { ++counts[static_cast<size_t>(expert)]; };
+    if (random.varies())  // the first expert is popular, some have nothing to do
+      for (int64_t r = 0; r < rows; ++r) add(r % 3 == 0 ? 0 : random.below(experts));
+    else
+      for (int64_t r = 0; r < rows; r += rows / tokens)
+        for (const int64_t expert : distinct(rows / tokens, experts, random)) add(expert);
+    return starts_of(counts);
   }
   if (op == "state_space_scan" && port == "dt") return uniform(dtype, shape, random, -4, 4);
   if (op == "adamw" && port == "norm") return filled(dtype, shape, [&](int64_t) { return random.between(0.5, 4); });
@@ -463,8 +481,8 @@ Tensor encoded(const Tensor& plain, const Encoding& encoding) {
 }
 
 std::vector<Tensor> plain_inputs(const ops::Op& op, std::span<const TensorType> types, const SymbolValues& symbols,
-                                 uint64_t seed) {
-  Random random(seed);
+                                 uint64_t seed, StepKind kind) {
+  Random random(seed, kind);
   std::vector<Shape> shapes;
   for (const TensorType& type : types) shapes.push_back(type.bind(symbols));
   if (op.name() == "attention") {
@@ -498,7 +516,8 @@ std::vector<Tensor> plain_inputs(const ops::Op& op, std::span<const TensorType> 
     if (kernels::is_unconnected(types[i]))
       inputs.emplace_back();
     else
-      inputs.push_back(make_input(op.name(), ports[i].name, shapes, types[i], shapes[i], op, random));
+      inputs.push_back(
+          make_input(op.name(), ports[i].name, shapes, types[i], shapes[i], op, symbols[Symbol::tokens], random));
   }
   return inputs;
 }
@@ -506,8 +525,8 @@ std::vector<Tensor> plain_inputs(const ops::Op& op, std::span<const TensorType> 
 }  // namespace
 
 std::vector<Tensor> make_inputs(const ops::Op& op, std::span<const TensorType> types, const SymbolValues& symbols,
-                                uint64_t seed) {
-  std::vector<Tensor> inputs = plain_inputs(op, types, symbols, seed);
+                                uint64_t seed, StepKind kind) {
+  std::vector<Tensor> inputs = plain_inputs(op, types, symbols, seed, kind);
   for (size_t i = 0; i < types.size(); ++i)
     if (types[i].encoding != nullptr) inputs[i] = encoded(inputs[i], *types[i].encoding);
   return inputs;

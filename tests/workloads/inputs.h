@@ -14,9 +14,19 @@
 
 namespace eadem::workloads {
 
+enum class StepKind : uint8_t {
+  // Anything that a step may be, for tests: sequences of any length, tokens that are written nowhere, sequences without
+  // a state, selections with room left, tokens of prompts beside generated ones, experts of which one is popular.
+  varied,
+  // What a timed row's name says: sequences fill their blocks, every token and state has a slot, selections are full,
+  // the experts of a token are distinct. A step with one token of each sequence generates them all; the tokens of any
+  // other step are all of prompts.
+  plain
+};
+
 // Undefined tensors for absent ports.
 std::vector<Tensor> make_inputs(const ops::Op& op, std::span<const TensorType> types, const SymbolValues& symbols,
-                                uint64_t seed);
+                                uint64_t seed, StepKind kind = StepKind::varied);
 
 // Uniform in [-1, 1), rounded to `dtype` (a floating one). What gradients and plain activations are made of.
 Tensor random_tensor(DType dtype, const Shape& shape, uint64_t seed);

@@ -96,6 +96,47 @@ TEST(Inputs, SlotsAndRowsAreDistinctAndInRange) {
   }
 }
 
+std::vector<Tensor> plain_inputs(const ops::Workload& row) {
+  return make_inputs(*row.op, row.inputs, row.symbols, 7, StepKind::plain);
+}
+
+TEST(PlainSteps, SequencesFillTheirBlocks) {
+  const ops::Workload row = find_row("tiny decode-8 attention paged");
+  const std::vector<Tensor> inputs = plain_inputs(row);
+  for (int64_t s = 0; s < 8; ++s) {
+    EXPECT_EQ(inputs[3].view.as<int32_t>()[s + 1], s + 1);
+    EXPECT_EQ(inputs[4].view.as<int32_t>()[s], 512);
+  }
+}
+
+TEST(PlainSteps, TokensAreGeneratedWhereEachSequenceHasOneAndOfPromptsElsewhere) {
+  const auto prompt_length = [](std::string_view name, int64_t* kv_length) {
+    const std::vector<Tensor> inputs = plain_inputs(find_row(name));
+    *kv_length = inputs[5].view.as<int32_t>()[0];
+    return int64_t{inputs[7].view.as<int32_t>()[0]};
+  };
+  int64_t kv_length = 0;
+  EXPECT_EQ(prompt_length("tiny decode-1 latent_attention", &kv_length), 511);
+  EXPECT_EQ(kv_length, 512);
+  EXPECT_EQ(prompt_length("tiny prefill-512 latent_attention", &kv_length), 512);
+  EXPECT_EQ(kv_length, 512);
+}
+
+TEST(PlainSteps, EveryTokenHasASlot) {
+  const Tensor slots = plain_inputs(find_row("stories260k prefill-512 kv_append"))[2];
+  for (int64_t i = 0; i < slots.view.num_elements(); ++i) EXPECT_GE(slots.view.as<int64_t>()[i], 0);
+}
+
+TEST(PlainSteps, ATokenChoosesDistinctExperts) {
+  const ops::Workload row = find_row("tiny decode-1 experts up_proj");
+  const Tensor offsets = plain_inputs(row)[2];
+  const int32_t* begin = offsets.view.as<int32_t>();
+  const int64_t experts = offsets.shape()[0] - 1;
+  EXPECT_EQ(begin[0], 0);
+  EXPECT_EQ(begin[experts], 2);
+  for (int64_t e = 0; e < experts; ++e) EXPECT_TRUE(begin[e + 1] - begin[e] == 0 || begin[e + 1] - begin[e] == 1);
+}
+
 TEST(Inputs, SamplingParametersAreInRange) {
   ops::Workload row = find_row("tiny decode-8 sample");
   row.symbols[Symbol::logit_rows] = 100;

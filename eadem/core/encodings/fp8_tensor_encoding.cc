@@ -23,6 +23,20 @@ const Fp8TensorEncoding* all_tensor_encodings() {
   return kAll;
 }
 
+// Calls use(column, value) for the values of a row, in order. Kernels call this, which therefore allocates nothing.
+template <typename Use>
+void for_each_value(const TensorView& values, int64_t row, Use&& use) {
+  constexpr int64_t kValues = 256;
+  float wide[kValues];
+  const int64_t columns = values.shape[1], size = static_cast<int64_t>(dtype_size(values.dtype));
+  for (int64_t first = 0; first < columns; first += kValues) {
+    const int64_t count = std::min(kValues, columns - first);
+    std::byte* const from = static_cast<std::byte*>(values.data) + (row * columns + first) * size;
+    convert_on_host(TensorView(wide, DType::f32, {count}), TensorView(from, values.dtype, {count}));
+    for (int64_t i = 0; i < count; ++i) use(first + i, wide[i]);
+  }
+}
+
 }  // namespace
 
 const Fp8TensorEncoding& Fp8TensorEncoding::of(Kind kind, bool delayed) {
@@ -47,16 +61,15 @@ std::vector<PlaneSpec> Fp8TensorEncoding::planes(const Shape& shape) const {
 int64_t Fp8TensorEncoding::num_pieces(const Shape&) const { return 1; }
 
 float Fp8TensorEncoding::largest_magnitude(const TensorView& values, int64_t begin, int64_t end) {
-  std::vector<float> wide(static_cast<size_t>(values.shape[1]));
+  EADEM_CHECK(values.encoding == nullptr, "values are {}", to_string(values));
   float most = 0.0f;
-  for (int64_t row = begin; row < end; ++row) {
-    row_as_f32(wide.data(), values, row);
-    for (const float value : wide) {
-      if (!std::isfinite(value)) return std::numeric_limits<float>::quiet_NaN();
+  bool finite = true;
+  for (int64_t row = begin; row < end && finite; ++row)
+    for_each_value(values, row, [&](int64_t, float value) {
+      finite = finite && std::isfinite(value);
       most = std::max(most, std::fabs(value));
-    }
-  }
-  return most;
+    });
+  return finite ? most : std::numeric_limits<float>::quiet_NaN();
 }
 
 uint8_t Fp8TensorEncoding::code_of(Kind kind, float value, float scale) {
@@ -69,13 +82,13 @@ uint8_t Fp8TensorEncoding::code_of(Kind kind, float value, float scale) {
 void Fp8TensorEncoding::encode_rows(const TensorView& encoded, const TensorView& values, float scale, int64_t begin,
                                     int64_t end) const {
   const int64_t rows = values.shape[0], columns = values.shape[1], pitch = padded_rows(rows);
-  std::vector<float> wide(static_cast<size_t>(columns));
+  EADEM_CHECK(values.encoding == nullptr, "values are {}", to_string(values));
   auto* transposed = static_cast<uint8_t*>(encoded.plane(1));
   for (int64_t row = begin; row < end; ++row) {
-    row_as_f32(wide.data(), values, row);
     uint8_t* codes = static_cast<uint8_t*>(encoded.plane(0)) + row * columns;
-    for (int64_t k = 0; k < columns; ++k)
-      codes[k] = transposed[k * pitch + row] = code_of(kind_, wide[static_cast<size_t>(k)], scale);
+    for_each_value(values, row, [&](int64_t k, float value) {
+      codes[k] = transposed[k * pitch + row] = code_of(kind_, value, scale);
+    });
   }
   if (end != rows || begin == end) return;
   for (int64_t k = 0; k < columns; ++k)

@@ -52,8 +52,8 @@ class Fp8TensorEncoding final : public Encoding {
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
   void slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
 
-  // The parts of `encode`, for those who share the work out. The largest magnitude of rows [begin, end) of host values,
-  // not finite if one of them is not.
+  // The parts of `encode`, for those who share the work out; they allocate nothing. The largest magnitude of rows
+  // [begin, end) of plain host values, not finite if one of them is not.
   static float largest_magnitude(const TensorView& values, int64_t begin, int64_t end);
   // The code of a value beside a scale.
   static uint8_t code_of(Kind kind, float value, float scale);

@@ -6,6 +6,7 @@
 //   cpu_tensor    to 8-bit floats with one scale, current or delayed
 #include "eadem/kernels/quantize.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -64,22 +65,22 @@ float larger(float a, float b) {
   return std::isfinite(a) && std::isfinite(b) ? std::max(a, b) : std::numeric_limits<float>::quiet_NaN();
 }
 
-// The largest magnitude of x, NaN if a value is not finite.
-float largest_magnitude(CpuDevice& device, const TensorView& x) {
-  constexpr int64_t kRows = 64;
-  std::vector<float> most(static_cast<size_t>(ceil_div(x.shape[0], kRows)), 0.0f);
-  device.pool().parallel_for(std::ssize(most), [&](int64_t part, int) {
-    most[static_cast<size_t>(part)] =
-        Fp8TensorEncoding::largest_magnitude(x, part * kRows, std::min(x.shape[0], (part + 1) * kRows));
+// Rows are looked at in parts of so many.
+constexpr int64_t kRowsOfPart = 64;
+
+// The largest magnitude of x, NaN if a value is not finite. `most` has room for one of each part.
+float largest_magnitude(CpuDevice& device, const TensorView& x, float* most) {
+  const int64_t rows = x.shape[0], parts = ceil_div(rows, kRowsOfPart);
+  device.pool().parallel_for(parts, [&](int64_t part, int) {
+    most[part] = Fp8TensorEncoding::largest_magnitude(x, part * kRowsOfPart, std::min(rows, (part + 1) * kRowsOfPart));
   });
   float result = 0.0f;
-  for (const float value : most) result = larger(result, value);
+  for (int64_t part = 0; part < parts; ++part) result = larger(result, most[part]);
   return result;
 }
 
-// `own` of every rank of tp, which each has a part of x; `scratch` has room for one more.
-float largest_of_ranks(const KernelCall& call, float own, int ranks) {
-  auto* all = static_cast<float*>(call.scratch.data);
+// `own` of every rank of tp, which each has a part of x; `all` has room for one more.
+float largest_of_ranks(const KernelCall& call, float own, int ranks, float* all) {
   all[ranks] = own;
   call.context->mesh.along(MeshAxis::tp)
       .all_gather(call.context->device, TensorView(all, DType::f32, {ranks, 1}),
@@ -96,15 +97,18 @@ PlanPtr prepare_tensor(const KernelRequest& r, Context& context) {
                     ranks](const KernelCall& call) {
     const TensorView &x = call.inputs[0], &y = call.outputs[0];
     float* scaling = to.is_delayed() ? elements<float>(call.inputs[1]) : nullptr;
-    float seen = largest_magnitude(cpu_device(call), x);
-    if (ranks > 1) seen = largest_of_ranks(call, seen, ranks);
+    auto* scratch = static_cast<float*>(call.scratch.data);
+    float seen = largest_magnitude(cpu_device(call), x, scratch);
+    if (ranks > 1) seen = largest_of_ranks(call, seen, ranks, scratch);
     const float scale = to.scale_of(scaling != nullptr && scaling[0] > 0.0f ? scaling[0] : seen);
     if (scaling != nullptr && records && !(seen <= scaling[1])) scaling[1] = seen;
     Fp8TensorEncoding::set_scale(y, scale);
     cpu_device(call).pool().parallel_ranges(
         x.shape[0], 1, [&](int64_t begin, int64_t end) { to.encode_rows(y, x, scale, begin, end); });
   };
-  return make_plan(run, ranks > 1 ? (ranks + 1) * static_cast<int64_t>(sizeof(float)) : 0);
+  // First those of the parts, then those of the ranks.
+  const int64_t floats = std::max<int64_t>(ceil_div(r.inputs[0].bind(r.bounds)[0], kRowsOfPart), ranks + 1);
+  return make_plan(run, floats * static_cast<int64_t>(sizeof(float)));
 }
 
 constexpr Kernel kTensorForward{"cpu_tensor", Pass::forward, can_encode_tensor, prepare_tensor};

@@ -100,14 +100,17 @@ Cost LatentAttention::cost(Pass /*pass*/, std::span<const TensorType> in, std::s
   const double n = static_cast<double>(queries), all = static_cast<double>(keys);
   const double share = static_cast<double>(tokens) / std::max(1.0, n);
   const double pairs = n * (all - n) + 0.5 * n * (n + 1);
-  // Keys and values of every row; then q k^T and p v, and of a pair an exponential, its maximum and sum.
+  // The products with k_b and v_b: of every row, or in the absorbed form of every query and result. Then q k^T and p v,
+  // and of a pair an exponential, its maximum and sum.
+  const bool absorbed = tokens <= sequences;
   const double made =
       2.0 * static_cast<double>(attrs_.latent_dim) * static_cast<double>(attrs_.nope_dim + attrs_.value_dim);
-  const double pair = 2.0 * static_cast<double>(attrs_.head_dim() + attrs_.value_dim) + 13;
+  const int64_t pair_products = absorbed ? attrs_.row_dim() + attrs_.latent_dim : attrs_.head_dim() + attrs_.value_dim;
+  const double pair = 2.0 * static_cast<double>(pair_products) + 13;
   const TensorType row(in[kRows].dtype, {1, attrs_.row_dim()}, in[kRows].encoding);
   const TensorType others[] = {in[kQ],        in[kKeyMatrix],  in[kValueMatrix], in[kQueryStart],
                                in[kKvLength], in[kBlockTable], in[kPromptLength]};
-  return {share * static_cast<double>(attrs_.heads) * (all * made + pairs * pair),
+  return {share * static_cast<double>(attrs_.heads) * ((absorbed ? n : all) * made + pairs * pair),
           share * all * static_cast<double>(row.size_bytes(symbols)) + traffic_bytes(others, out, symbols)};
 }
 

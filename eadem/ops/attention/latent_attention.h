@@ -6,8 +6,9 @@
 // Sharding: q and y along 1, the heads, with k_b and v_b along 0; every rank has all rows. attrs.heads are those of the
 // part.
 //
-// Cost is that of the decompressed form, since a step does not tell how many of its tokens are of prompts, for tokens
-// that are divided evenly over the sequences, each of which fills max_blocks blocks.
+// Cost is that of the absorbed form where a step has no more tokens than sequences, as where each generates one, and of
+// the decompressed form elsewhere, since a step does not tell how many of its tokens are of prompts. Tokens are divided
+// evenly over the sequences, each of which fills max_blocks blocks.
 #pragma once
 
 #include "eadem/kernels/attention/latent_attention.h"

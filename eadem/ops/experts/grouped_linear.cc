@@ -69,7 +69,9 @@ Cost GroupedLinear::cost(Pass pass, std::span<const TensorType> in, std::span<co
   const double rows = static_cast<double>(in[kX].dim(0).bind(symbols)),
                experts = static_cast<double>(in[kWeight].fixed(0));
   const double idle = std::max(0.0, 1 - rows / experts);  // of the experts, at least
-  const double unread = idle * static_cast<double>(in[kWeight].size_bytes(symbols));
+  double unread = idle * static_cast<double>(in[kWeight].size_bytes(symbols));
+  if (pass == Pass::backward)  // nor are their gradients, in f32, read and written
+    unread += idle * 2 * static_cast<double>(sizeof(float)) * static_cast<double>(in[kWeight].num_elements(symbols));
   return {(pass == Pass::backward ? 2 : 1) * product, traffic_bytes(*this, pass, in, out, symbols) - unread};
 }
 

@@ -38,7 +38,7 @@ class GroupedLinear final : public Op {
   std::vector<Saved> saved() const override {
     return {{Saved::Kind::input, kX}, {Saved::Kind::input, kWeight}, {Saved::Kind::input, kOffsets}};
   }
-  // The traffic counts the weights of as many experts as there are rows, at most all.
+  // The traffic counts the weights, and their gradients, of as many experts as there are rows, at most all.
   Cost cost(Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
             const SymbolValues& symbols) const override;
   void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
