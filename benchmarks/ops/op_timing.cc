@@ -289,8 +289,9 @@ std::vector<Timing> time_row(CpuDevice& device, const BenchRow& row, const std::
                                                calls[i % static_cast<size_t>(timing.copies)].get()));
       }
       cost.bytes -= unread / static_cast<double>(calls.size());
-      const double touched = chooses_weights(row.work) ? static_cast<double>(calls.size()) * cost.bytes
-                                                       : static_cast<double>(timing.copies * bytes);
+      // A call may read less than its copy, as an embedding does.
+      double touched = static_cast<double>(calls.size()) * cost.bytes;
+      if (!chooses_weights(row.work)) touched = std::min(touched, static_cast<double>(timing.copies * bytes));
       timing.cold = touched > 2 * static_cast<double>(last_level_cache_bytes());
 
       for (const auto& call : calls) call->run();  // warms up pages, threads and code

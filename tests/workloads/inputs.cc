@@ -114,6 +114,9 @@ int64_t length_in_cache(int64_t s, int64_t own, int64_t capacity, Random& random
 // Of every five tokens or sequences the last has no slot, if steps vary.
 bool is_without_slot(int64_t index, const Random& random) { return index % 5 == 4 && random.varies(); }
 
+// The loss ignores every fifth row, if steps vary.
+bool is_ignored(int64_t row, const Random& random) { return row % 5 == 3 && random.varies(); }
+
 // The ports that attention and select_keys begin with: three of numbers, and the sequences. A key has `stride`
 // positions.
 std::vector<Tensor> attention_inputs(kernels::KvSource source, std::span<const Shape> shapes,
@@ -364,14 +367,16 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
     });
   }
   if (op == "cross_entropy" && port == "logits") return uniform(dtype, shape, random, -6, 6);
-  if (op == "cross_entropy" && port == "labels")  // every fifth row is ignored
-    return filled(dtype, shape,
-                  [&](int64_t i) { return i % 5 == 3 ? -1.0 : static_cast<double>(random.below(shapes[0][1])); });
+  if (op == "cross_entropy" && port == "labels")
+    return filled(dtype, shape, [&](int64_t i) {
+      return is_ignored(i, random) ? -1.0 : static_cast<double>(random.below(shapes[0][1]));
+    });
   if ((op == "softmax_state" || op == "parallel_cross_entropy") && port == "logits")
     return uniform(dtype, shape, random, -6, 6);
   if ((op == "softmax_state" || op == "parallel_cross_entropy") && port == "labels")  // of this part or another
-    return filled(dtype, shape,
-                  [&](int64_t i) { return i % 5 == 3 ? -1.0 : static_cast<double>(random.below(shapes[0][1] + 10)); });
+    return filled(dtype, shape, [&](int64_t i) {
+      return is_ignored(i, random) ? -1.0 : static_cast<double>(random.below(shapes[0][1] + 10));
+    });
   if (op == "parallel_cross_entropy" && port == "states")  // largest logit, sum of exponentials, logit of the label
     return filled(dtype, shape, [&](int64_t i) { return i % 3 == 1 ? random.between(1, 100) : random.between(-6, 6); });
   if (op == "softmax") return uniform(dtype, shape, random, -8, 8);

@@ -127,6 +127,11 @@ TEST(PlainSteps, EveryTokenHasASlot) {
   for (int64_t i = 0; i < slots.view.num_elements(); ++i) EXPECT_GE(slots.view.as<int64_t>()[i], 0);
 }
 
+TEST(PlainSteps, EveryRowHasALabel) {
+  const Tensor labels = plain_inputs(find_row("tiny prefill-512 cross_entropy"))[1];
+  for (int64_t i = 0; i < labels.view.num_elements(); ++i) EXPECT_GE(labels.view.as<int32_t>()[i], 0);
+}
+
 TEST(PlainSteps, ATokenChoosesDistinctExperts) {
   const ops::Workload row = find_row("tiny decode-1 experts up_proj");
   const Tensor offsets = plain_inputs(row)[2];
