@@ -20,7 +20,7 @@ namespace eadem::kernels {
 struct LinearAttrs {
   bool has_bias = false;
   DType out_dtype = DType::f32;
-  MatmulInput matmul_input = MatmulInput::int8;  // how far x may be rounded
+  MatmulInput matmul_input = MatmulInput::int8;  // how far x, and in the backward pass dy, may be rounded
 };
 
 }  // namespace eadem::kernels

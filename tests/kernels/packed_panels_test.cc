@@ -57,6 +57,7 @@ TEST(PackedPanels, PairsAreOfBf16) {
   EXPECT_EQ(PackedPanels::of(DType::bf16, Side::vnni)->side(), Side::vnni);
   EXPECT_EQ(PackedPanels::of(DType::f32, Side::vnni), nullptr);
   EXPECT_EQ(PackedPanels::of(DType::f16, Side::vnni), nullptr);
+  EXPECT_EQ(PackedPanels::of(DType::f32, Side::vnni_transposed), nullptr);
 }
 
 TEST(PackedPanels, LayoutInPairs) {
@@ -78,6 +79,27 @@ TEST(PackedPanels, LayoutInPairs) {
     std::vector<float> row(static_cast<size_t>(in));
     for (int64_t n = 0; n < out; ++n) {
       encoding.decode_row(row.data(), panels.view, n);
+      for (int64_t k = 0; k < in; ++k)
+        ASSERT_EQ(row[static_cast<size_t>(k)], weight.view.as<bf16_t>()[n * in + k].to_float());
+    }
+  }
+}
+
+TEST(PackedPanels, TransposedPairsAreThoseOfTheTransposedMatrix) {
+  const PackedPanels &transposed = *PackedPanels::of(DType::bf16, Side::vnni_transposed),
+                     &encoding = *PackedPanels::of(DType::bf16, Side::vnni);
+  for (const auto& [out, in] : {std::pair<int64_t, int64_t>{1, 1}, {31, 15}, {32, 16}, {33, 17}, {97, 33}}) {
+    const Tensor weight = random_tensor({out, in}, DType::bf16, 1), turned = Tensor::on_host(DType::bf16, {in, out});
+    for (int64_t n = 0; n < out; ++n)
+      for (int64_t k = 0; k < in; ++k) turned.view.as<bf16_t>()[k * out + n] = weight.view.as<bf16_t>()[n * in + k];
+    const Tensor panels = packed(transposed, weight.view), expected = packed(encoding, turned.view);
+    ASSERT_EQ(transposed.planes({out, in})[0].shape, encoding.planes({in, out})[0].shape);
+    EXPECT_EQ(
+        std::memcmp(panels.view.data, expected.view.data, static_cast<size_t>(encoded_bytes(encoding, {in, out}))), 0)
+        << out << " x " << in;
+    std::vector<float> row(static_cast<size_t>(in));
+    for (int64_t n = 0; n < out; ++n) {
+      transposed.decode_row(row.data(), panels.view, n);
       for (int64_t k = 0; k < in; ++k)
         ASSERT_EQ(row[static_cast<size_t>(k)], weight.view.as<bf16_t>()[n * in + k].to_float());
     }

@@ -18,7 +18,7 @@ namespace eadem::test {
 // second input where it is encoded, else undefined: linear's weight or attention's cache. A product with a quantized
 // weight rounds x to 8 bits, row by row, in groups of 32 (kernels/cpu/linear/quantized/quantized_matmul.h), and one
 // with the keys of an int8 cache the query; that is the larger part of the bound. `rounds_to_bf16`: the kernel rounds
-// to bf16 what it multiplies with weights or values: linear its x (kernels/cpu/linear/amx.h), attention the
+// to bf16 what it multiplies with weights or values: linear its x and dy (kernels/cpu/linear/amx.h), attention the
 // exponentials of its scores (kernels/cuda/attention/attention_tiles.cuh).
 std::vector<std::vector<double>> error_bounds(const ops::Op& op, kernels::Pass pass,
                                               std::span<const ops::RefTensor> inputs,

@@ -20,20 +20,28 @@ namespace {
 using kernels::Pass;
 using ops::RefTensor;
 
-// Rounded to bf16, a value of x moves by 2^-8 of itself at most, and below the normal numbers it becomes zero.
-Bounds linear(const ops::Op& op, Pass pass, Inputs in, Inputs initial, bool rounds_x) {
+// Rounded to bf16, a value moves by 2^-8 of itself at most, and below the normal numbers it becomes zero. Of y and of
+// the gradient of x one factor is rounded, and of the gradient of the weight both. Tiles round a sum once more.
+Bounds linear(const ops::Op& op, Pass pass, Inputs in, Inputs initial, bool rounds) {
   const std::vector<RefTensor> sizes = magnitudes(op, pass, in, initial);
   const double tokens = static_cast<double>(in[0].shape[0]), width = static_cast<double>(in[0].shape[1]),
                outputs = static_cast<double>(in[1].shape[0]);
-  if (pass != Pass::backward && rounds_x) {
-    const double rounding = dtype_unit_roundoff(DType::bf16);
+  const double rounding = dtype_unit_roundoff(DType::bf16);
+  if (pass != Pass::backward && rounds) {
     Bounds result = {scaled(rounding + (1 + rounding) * gamma_f32(width + 2), sizes[0].data)};
     for (double& bound : result[0]) bound += kUnderflow;
     return result;
   }
   if (pass != Pass::backward) return {scaled(gamma_f32(width + 1), sizes[0].data)};  // products, then the bias
-  return {scaled(gamma_f32(outputs), sizes[0].data), scaled(gamma_f32(tokens + 1), sizes[1].data),
-          scaled(gamma_f32(tokens + 1), sizes[2].data)};
+  Bounds result = {scaled(gamma_f32(outputs), sizes[0].data), scaled(gamma_f32(tokens + 1), sizes[1].data),
+                   scaled(gamma_f32(tokens + 1), sizes[2].data)};
+  if (!rounds) return result;
+  const double both = rounding * (2 + rounding);
+  result[0] = scaled(rounding + (1 + rounding) * gamma_f32(outputs + 1), sizes[0].data);
+  result[1] = scaled(both + (1 + both) * gamma_f32(tokens + 2), sizes[1].data);
+  for (size_t i : {0, 1})
+    for (double& bound : result[i]) bound += kUnderflow;
+  return result;
 }
 
 // |scale level| + |min| of each column of a row.

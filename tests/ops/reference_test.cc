@@ -76,13 +76,14 @@ std::vector<double> rounding_to_rows(const RowEncoding& encoding, const RefTenso
   return bounds;
 }
 
-// Whether `kernel` rounds to bf16 what it multiplies: linear its x for products of bf16, attention its exponentials on
-// a GPU.
+// Whether `kernel` rounds to bf16 what it multiplies: linear its x and dy for products of bf16, attention its
+// exponentials on a GPU. Gradients of experts and of heads are products of f32.
 bool rounds_to_bf16(const PassCall& call, const Kernel& kernel, const Device& device) {
   if (call.op->name() == "attention") return kernel.name == "cuda_mma" || kernel.name == "cuda_wgmma";
   const auto* cpu = dynamic_cast<const CpuDevice*>(&device);
   if (cpu == nullptr || !has_bf16_products(cpu->isa())) return false;
   MatmulInput x;
+  if (call.op->name() != "linear" && call.pass == Pass::backward) return false;
   if (call.op->name() == "linear")
     x = call.op->attrs().get<kernels::LinearAttrs>().matmul_input;
   else if (call.op->name() == "grouped_linear")

@@ -12,6 +12,7 @@
 
 #include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/kernels/cpu/kernels.h"
+#include "eadem/kernels/cpu/linear/bf16_gradient.h"
 #include "eadem/kernels/cpu/linear/bf16_tile_rows.h"
 #include "eadem/kernels/cpu/linear/fp8_panels.h"
 #include "eadem/kernels/cpu/linear/fp8_rounded.h"
@@ -339,7 +340,16 @@ enum LinearBackwardOutput { kDx, kDweight, kDbias };
 // Only dx reads the weight.
 const Encoding* pack_weight_transposed(const KernelRequest& r, int input) {
   const bool is_read = input == kSavedWeight && !is_unconnected(r.outputs[kDx]);
-  return is_read ? PackedPanels::of(r.inputs[kSavedWeight].dtype, Side::transposed) : nullptr;
+  return is_read ? PackedPanels::of_backward(r.inputs[kSavedWeight].dtype, cpu_device(r).isa(), linear_input(r))
+                 : nullptr;
+}
+
+// Whether the gradient of the weight is made of rounded values, as that of x then is.
+bool rounds_gradients(const KernelRequest& r) {
+  const TensorType& weight = r.inputs[kSavedWeight];
+  const bool is_plain =
+      weight.encoding == nullptr || PackedPanels::of(weight.dtype, Side::vnni_transposed) == weight.encoding;
+  return is_plain && PackedPanels::multiplies_in_bf16(weight.dtype, cpu_device(r).isa(), linear_input(r));
 }
 
 Verdict can_linear_backward(const KernelRequest& r) {
@@ -361,6 +371,7 @@ struct LinearBackward {
   WeightReader reader;  // with dx
   std::optional<MatmulPlan> dx;
   MatmulPlan dweight;
+  std::optional<Bf16WeightGradient> rounded_dweight;  // instead
   void (*add_dbias)(float* dbias, const float* dy, int64_t tokens, int64_t out, int64_t begin, int64_t end);
 };
 
@@ -384,7 +395,11 @@ void run_linear_backward(const LinearBackward& plan, const KernelCall& call) {
   }
 
   // 2. dweight += dy^T x: rows are outputs, k runs over tokens.
-  if (call.outputs[kDweight].defined()) {
+  if (call.outputs[kDweight].defined() && plan.rounded_dweight) {
+    plan.rounded_dweight->add(device, elements<float>(call.outputs[kDweight]),
+                              {elements<const float>(x), elements<const float>(dy), tokens, out, in},
+                              call.scratch.data);
+  } else if (call.outputs[kDweight].defined()) {
     Matmul m;
     m.rows = out;
     m.k_size = tokens;
@@ -413,12 +428,18 @@ PlanPtr prepare_linear_backward(const KernelRequest& r, Context&) {
       {},
       std::nullopt,
       MatmulPlan(device, {.source = MatmulTypes::Source::matrix, .finish = MatmulTypes::Finish::accumulate}),
+      std::nullopt,
       EADEM_CPU_DISPATCH(add_column_sums, device.isa())};
+  const Shape x = r.inputs[kSavedX].bind(r.bounds), dy = r.inputs[kDy].bind(r.bounds);
   int64_t scratch_bytes = plan.dweight.scratch_bytes(device, 0, 0);
+  if (rounds_gradients(r)) {
+    plan.rounded_dweight.emplace(device);
+    scratch_bytes = plan.rounded_dweight->scratch_bytes(device, x[0], dy[1], x[1]);
+  }
   if (!is_unconnected(r.outputs[kDx])) {
     plan.reader = WeightReader(pack_weight_transposed(r, kSavedWeight), MatmulInput::f32);
     plan.dx.emplace(device, plan.reader.types());
-    scratch_bytes = std::max(scratch_bytes, plan.dx->scratch_bytes(device, 0, 0));
+    scratch_bytes = std::max(scratch_bytes, plan.dx->scratch_bytes(device, dy[0], dy[1]));
   }
   return make_plan([plan](const KernelCall& call) { run_linear_backward(plan, call); }, scratch_bytes);
 }

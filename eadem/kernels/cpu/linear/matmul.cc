@@ -434,7 +434,7 @@ namespace eadem::kernels::cpu {
 EADEM_CPU_EXPORT(matmul_routines);
 
 MatmulTypes::Source source_of(PackedPanels::Side side) {
-  return side == PackedPanels::Side::vnni ? Source::vnni : Source::panels;
+  return PackedPanels::is_interleaved(side) ? Source::vnni : Source::panels;
 }
 
 MatmulPlan::MatmulPlan(const CpuDevice& device, const MatmulTypes& types)

@@ -117,6 +117,19 @@ void pack_vnni(bf16_t* panel, const From* weight, int64_t k_size, int64_t output
     }
 }
 
+// Packs one panel, VNNI-interleaved, from a matrix [k, outputs] stored by rows.
+template <typename From>
+void pack_vnni_columns(bf16_t* panel, const From* weight, int64_t row_size, int64_t outputs, int64_t k_size) {
+  const int64_t padded = (k_size + kVnniTile - 1) / kVnniTile * kVnniTile;
+  for (int64_t k = 0; k < padded; k += 2, panel += 2 * kPanelWidth) {
+    bf16_t rows[2][kPanelWidth] = {}, pairs[kPanelWidth][2];
+    for (int64_t i = 0; i < std::min<int64_t>(2, k_size - k); ++i)
+      for (int64_t n = 0; n < outputs; ++n) rows[i][n] = convert<bf16_t>(weight[(k + i) * row_size + n]);
+    for (int64_t n = 0; n < kPanelWidth; ++n) pairs[n][0] = rows[0][n], pairs[n][1] = rows[1][n];
+    std::memcpy(panel, pairs, sizeof(pairs));
+  }
+}
+
 struct Extents {
   int64_t outputs;  // panel lanes
   int64_t k;        // panel rows
@@ -125,9 +138,9 @@ struct Extents {
 };
 
 Extents extents(const Shape& shape, PackedPanels::Side side) {
-  const bool transposed = side == PackedPanels::Side::transposed;
+  const bool transposed = PackedPanels::is_transposed(side);
   const int64_t outputs = transposed ? shape[1] : shape[0], k = transposed ? shape[0] : shape[1];
-  const int64_t filled = side == PackedPanels::Side::vnni ? (k + kVnniTile - 1) / kVnniTile * kVnniTile : k;
+  const int64_t filled = PackedPanels::is_interleaved(side) ? (k + kVnniTile - 1) / kVnniTile * kVnniTile : k;
   return {outputs, k, (outputs + kPanelWidth - 1) / kPanelWidth, filled};
 }
 
@@ -139,8 +152,12 @@ void pack_panel(To* data, const From* weight, const Extents& e, PackedPanels::Si
     pack_columns(panel, weight + p * kPanelWidth, e.outputs, outputs, 0, e.k);
   else if (side == PackedPanels::Side::normal)
     pack_by_rows(panel, weight + p * kPanelWidth * e.k, e.k, outputs);
-  else if constexpr (std::is_same_v<To, bf16_t>)
-    pack_vnni(panel, weight + p * kPanelWidth * e.k, e.k, outputs);
+  else if constexpr (std::is_same_v<To, bf16_t>) {
+    if (side == PackedPanels::Side::vnni)
+      pack_vnni(panel, weight + p * kPanelWidth * e.k, e.k, outputs);
+    else
+      pack_vnni_columns(panel, weight + p * kPanelWidth, e.outputs, outputs, e.k);
+  }
 }
 
 // Calls f(To*, const From*) with the element types of the two views.
@@ -172,6 +189,7 @@ const PackedPanels* PackedPanels::of(DType dtype, Side side) {
       {DType::bf16, Side::normal, "packed_panels_bf16"},
       {DType::bf16, Side::transposed, "packed_panels_bf16_transposed"},
       {DType::bf16, Side::vnni, "packed_panels_bf16_vnni"},
+      {DType::bf16, Side::vnni_transposed, "packed_panels_bf16_vnni_transposed"},
       {DType::f16, Side::normal, "packed_panels_f16"},
       {DType::f16, Side::transposed, "packed_panels_f16_transposed"},
   };
@@ -184,7 +202,7 @@ std::vector<PlaneSpec> PackedPanels::planes(const Shape& shape) const {
   if (shape.rank() != 2)
     throw InvalidArgument("{} packs matrices [out, in]; the tensor is {}", name_, to_string(shape));
   const Extents e = extents(shape, side_);
-  if (side_ == Side::vnni) return {{"data", dtype_, Shape{e.panels, e.panel_rows / 2, kPanelWidth, 2}}};
+  if (is_interleaved(side_)) return {{"data", dtype_, Shape{e.panels, e.panel_rows / 2, kPanelWidth, 2}}};
   return {{"data", dtype_, Shape{e.panels, e.k, kPanelWidth}}};
 }
 
@@ -206,6 +224,10 @@ void PackedPanels::decode_row(float* row, const TensorView& encoded, int64_t ind
     } else if (side_ == Side::vnni) {
       const auto* lane = data + index / kPanelWidth * e.panel_rows * kPanelWidth + index % kPanelWidth * 2;
       for (int64_t k = 0; k < e.k; ++k) row[k] = widen(lane[k / 2 * kPanelWidth * 2 + k % 2]);
+    } else if (side_ == Side::vnni_transposed) {
+      for (int64_t n = 0; n < e.outputs; ++n)
+        row[n] = widen(
+            data[(n / kPanelWidth * e.panel_rows / 2 + index / 2) * 2 * kPanelWidth + n % kPanelWidth * 2 + index % 2]);
     } else {
       for (int64_t n = 0; n < e.outputs; ++n)
         row[n] = widen(data[(n / kPanelWidth * e.k + index) * kPanelWidth + n % kPanelWidth]);

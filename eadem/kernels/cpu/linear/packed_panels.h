@@ -12,6 +12,7 @@
 // The VNNI-interleaved variant, for bf16 only, is read by products of bf16 (amx.h, bf16_dots.h). A word holds two
 // neighbouring k of one output. k is padded with zeros to a multiple of 32, so that 1024 bytes form one tile:
 //   data [ceil(out / 16), ceil(in / 32) * 16, 16, 2].
+// Its transposed variant packs weight^T: data [ceil(in / 16), ceil(out / 32) * 16, 16, 2].
 #pragma once
 
 #include "eadem/core/encoding.h"
@@ -26,7 +27,7 @@ inline constexpr int64_t kVnniTile = 32;  // values of k that a tile of interlea
 
 class PackedPanels final : public Encoding {
  public:
-  enum class Side : uint8_t { normal, transposed, vnni };
+  enum class Side : uint8_t { normal, transposed, vnni, vnni_transposed };
 
   // Returns the encoding of weights of `dtype` (f32, bf16 or f16; interleaved bf16), or null for any other dtype.
   static const PackedPanels* of(DType dtype, Side side);
@@ -34,9 +35,19 @@ class PackedPanels final : public Encoding {
   // Returns the packing that forward products on `isa` read for a plain weight of `dtype`, if they may round their
   // activations to `x`: VNNI-interleaved where there are products of bf16.
   static const PackedPanels* of_forward(DType dtype, Isa isa, MatmulInput x) {
-    const bool interleaved = dtype == DType::bf16 && has_bf16_products(isa) && may_round_to(MatmulInput::bf16, x);
-    return of(dtype, interleaved ? Side::vnni : Side::normal);
+    return of(dtype, multiplies_in_bf16(dtype, isa, x) ? Side::vnni : Side::normal);
   }
+  // The packing that gradients of activations read.
+  static const PackedPanels* of_backward(DType dtype, Isa isa, MatmulInput x) {
+    return of(dtype, multiplies_in_bf16(dtype, isa, x) ? Side::vnni_transposed : Side::transposed);
+  }
+  // Whether products on `isa` with a plain weight of `dtype` are products of bf16, if they may round to `x`.
+  static bool multiplies_in_bf16(DType dtype, Isa isa, MatmulInput x) {
+    return dtype == DType::bf16 && has_bf16_products(isa) && may_round_to(MatmulInput::bf16, x);
+  }
+
+  static bool is_transposed(Side side) { return side == Side::transposed || side == Side::vnni_transposed; }
+  static bool is_interleaved(Side side) { return side == Side::vnni || side == Side::vnni_transposed; }
 
   std::string_view name() const override { return name_; }
   DType dtype() const { return dtype_; }
@@ -44,7 +55,7 @@ class PackedPanels final : public Encoding {
 
   std::vector<PlaneSpec> planes(const Shape& shape) const override;
   int64_t num_pieces(const Shape& shape) const override;  // panels
-  int64_t rows_of_piece(const Shape&) const override { return side_ == Side::transposed ? 0 : kPanelWidth; }
+  int64_t rows_of_piece(const Shape&) const override { return is_transposed(side_) ? 0 : kPanelWidth; }
   void encode_pieces(const TensorView& encoded, const TensorView& plain, int64_t begin, int64_t end) const override;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
   void slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;

@@ -11,9 +11,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/kernels/cpu/kernels.h"
+#include "eadem/kernels/cpu/linear/bf16_gradient.h"
 #include "eadem/kernels/cpu/linear/matmul.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
 #include "eadem/kernels/cpu/support.h"
@@ -136,10 +138,11 @@ PlanPtr prepare_cross_entropy_backward(const KernelRequest& r, Context&) {
 
 using Side = PackedPanels::Side;
 
-// The number of rows whose logits are in memory at a time: about 8 MB of logits, which fit the last-level cache, and a
-// multiple of the row tiles. It depends on the vocabulary alone, because gradients of the weight are summed chunk by
+// The number of rows whose logits are in memory at a time: about 8 MB of logits, which fit the last-level cache, but at
+// least 192 rows, because each chunk reads and writes the gradient of the whole weight (with a vocabulary of 32,000, 60
+// rows took 1.5 times as long). It depends on the vocabulary alone, because gradients of the weight are summed chunk by
 // chunk.
-int64_t chunk_rows(int64_t vocab) { return std::clamp<int64_t>((int64_t{2} << 20) / vocab / 12 * 12, 48, 384); }
+int64_t chunk_rows(int64_t vocab) { return std::clamp<int64_t>((int64_t{2} << 20) / vocab / 12 * 12, 192, 384); }
 
 int64_t logits_bytes(const KernelRequest& r) {
   const int64_t vocab = r.inputs[1].dim(0).bind(r.bounds);
@@ -160,8 +163,9 @@ const Encoding* pack_weight(const KernelRequest& r, int input) {
                                   r.attrs.get<LinearCrossEntropyAttrs>().matmul_input);
 }
 
-int64_t transposed_bytes(const Shape& weight, DType dtype) {
-  return round_up(PackedPanels::of(dtype, Side::transposed)->planes(weight)[0].size_bytes(), 64);
+// The packing of the same weight that the gradient of x reads.
+const PackedPanels& transposed_of(const PackedPanels& forward) {
+  return *PackedPanels::of(forward.dtype(), forward.side() == Side::vnni ? Side::vnni_transposed : Side::transposed);
 }
 
 Verdict can_fused(const KernelRequest& r) {
@@ -200,13 +204,20 @@ class ChunkProducts {
       : packing_(static_cast<const PackedPanels*>(pack_weight(r, 1))),
         decodes_(operands_in_8_bits(r) != nullptr),
         logits_(cpu_device(r), {.source = source_of(packing_->side()), .b_dtype = packing_->dtype()}),
-        dx_(cpu_device(r), {.b_dtype = packing_->dtype()}),
+        dx_(cpu_device(r), {.source = source_of(transposed_of(*packing_).side()), .b_dtype = packing_->dtype()}),
         dweight_(cpu_device(r), {.source = MatmulTypes::Source::matrix, .finish = MatmulTypes::Finish::accumulate}) {
     const Shape x = r.inputs[0].bind(r.bounds);
+    const int64_t vocab = r.inputs[1].bind(r.bounds)[0], chunk = std::min(chunk_rows(vocab), x[0]);
     const CpuDevice& device = cpu_device(r);
-    scratch_bytes_ = round_up(std::max({logits_.scratch_bytes(device, x[0], x[1]), dx_.scratch_bytes(device, 0, 0),
-                                        dweight_.scratch_bytes(device, 0, 0)}),
-                              64);
+    scratch_bytes_ = std::max(logits_.scratch_bytes(device, x[0], x[1]), dweight_.scratch_bytes(device, 0, 0));
+    if (r.pass == Pass::backward) {
+      scratch_bytes_ = std::max(scratch_bytes_, dx_.scratch_bytes(device, chunk, vocab));
+      if (packing_->side() == Side::vnni) {
+        rounded_dweight_.emplace(device);
+        scratch_bytes_ = std::max(scratch_bytes_, rounded_dweight_->scratch_bytes(device, chunk, vocab, x[1]));
+      }
+    }
+    scratch_bytes_ = round_up(scratch_bytes_, 64);
     if (!decodes_) return;
     panels_begin_ = scratch_bytes_;
     x_begin_ = panels_begin_ + round_up(packing_->planes(r.inputs[1].bind(r.bounds))[0].size_bytes(), 64);
@@ -223,12 +234,15 @@ class ChunkProducts {
   const MatmulPlan& logits() const { return logits_; }
   const MatmulPlan& dx() const { return dx_; }
   const MatmulPlan& dweight() const { return dweight_; }
+  // Instead, where products are of bf16.
+  const std::optional<Bf16WeightGradient>& rounded_dweight() const { return rounded_dweight_; }
   int64_t scratch_bytes() const { return scratch_bytes_; }
 
  private:
   const PackedPanels* packing_;
   bool decodes_;
   MatmulPlan logits_, dx_, dweight_;
+  std::optional<Bf16WeightGradient> rounded_dweight_;
   int64_t scratch_bytes_ = 0, panels_begin_ = 0, x_begin_ = 0;
 };
 
@@ -312,19 +326,35 @@ PlanPtr prepare_fused_forward(const KernelRequest& r, Context&) {
 
 // Makes the panels of the transposed side, [ceil(hidden / 16), vocab, 16], from the panels of the forward side: each 16
 // x 16 block is moved and transposed.
-template <typename W, bool kVnni>
+template <typename W>
 void transpose_panels(ThreadPool& pool, void* transposed, const void* forward, int64_t vocab, int64_t hidden) {
-  const int64_t panel_rows = kVnni ? round_up(hidden, kVnniTile) : hidden;
   pool.parallel_for(ceil_div(hidden, kPanelWidth), [&](int64_t block, int) {
     const int64_t lanes = std::min(kPanelWidth, hidden - block * kPanelWidth);
     W* out = static_cast<W*>(transposed) + block * vocab * kPanelWidth;
     for (int64_t n = 0; n < vocab; ++n) {
-      const W* in = static_cast<const W*>(forward) +
-                    (n / kPanelWidth * panel_rows + block * kPanelWidth) * kPanelWidth +
-                    n % kPanelWidth * (kVnni ? 2 : 1);
-      for (int64_t i = 0; i < lanes; ++i)
-        out[n * kPanelWidth + i] = in[kVnni ? i / 2 * 2 * kPanelWidth + i % 2 : i * kPanelWidth];
+      const W* in = static_cast<const W*>(forward) + (n / kPanelWidth * hidden + block * kPanelWidth) * kPanelWidth +
+                    n % kPanelWidth;
+      for (int64_t i = 0; i < lanes; ++i) out[n * kPanelWidth + i] = in[i * kPanelWidth];
       for (int64_t i = lanes; i < kPanelWidth; ++i) out[n * kPanelWidth + i] = W{};
+    }
+  });
+}
+
+// Likewise of VNNI-interleaved panels of bf16, [ceil(hidden / 16), ceil(vocab / 32) * 16, 16, 2].
+void transpose_vnni(ThreadPool& pool, void* transposed, const void* forward, int64_t vocab, int64_t hidden) {
+  const int64_t panel_rows = round_up(hidden, kVnniTile), pairs = round_up(vocab, kVnniTile) / 2;
+  pool.parallel_for(ceil_div(hidden, kPanelWidth), [&](int64_t block, int) {
+    const int64_t lanes = std::min(kPanelWidth, hidden - block * kPanelWidth);
+    auto* out = static_cast<uint32_t*>(transposed) + block * pairs * kPanelWidth;
+    for (int64_t pair = 0; pair < pairs; ++pair, out += kPanelWidth) {
+      const int64_t n = 2 * pair;
+      // Two neighbouring outputs: outputs past the vocabulary are zero in the last panel, and there is none behind it.
+      const auto* in = static_cast<const uint16_t*>(forward) +
+                       (n / kPanelWidth * panel_rows + block * kPanelWidth) * kPanelWidth + n % kPanelWidth * 2;
+      for (int64_t i = 0; i < kPanelWidth; ++i) {
+        const int64_t at = i / 2 * 2 * kPanelWidth + i % 2;
+        out[i] = n < vocab && i < lanes ? in[at] | static_cast<uint32_t>(in[at + 2]) << 16 : 0;
+      }
     }
   });
 }
@@ -334,8 +364,8 @@ using TransposePanels = void (*)(ThreadPool& pool, void* transposed, const void*
 
 // Only bits move, so bf16 and f16 need no separate code.
 TransposePanels transpose_of(const PackedPanels& forward) {
-  if (forward.dtype() == DType::f32) return transpose_panels<float, false>;
-  return forward.side() == Side::vnni ? transpose_panels<uint16_t, true> : transpose_panels<uint16_t, false>;
+  if (forward.side() == Side::vnni) return transpose_vnni;
+  return forward.dtype() == DType::f32 ? transpose_panels<float> : transpose_panels<uint16_t>;
 }
 
 struct FusedBackward {
@@ -404,7 +434,10 @@ void run_fused_backward(const FusedBackward& plan, const KernelCall& call) {
     }
 
     // 4. dweight += dlogits^T x
-    if (dweight != nullptr) {
+    if (dweight != nullptr && plan.products.rounded_dweight()) {
+      plan.products.rounded_dweight()->add(device, dweight, {f.x + row * f.hidden, f.logits, rows, f.vocab, f.hidden},
+                                           call.scratch.data);
+    } else if (dweight != nullptr) {
       Matmul m;
       m.rows = f.vocab;
       m.k_size = rows;
@@ -423,9 +456,10 @@ PlanPtr prepare_fused_backward(const KernelRequest& r, Context&) {
   const ChunkProducts products(r);
   const FusedBackward plan{products, log_softmax_of(r), EADEM_CPU_DISPATCH(cross_entropy_gradient, cpu_device(r).isa()),
                            transpose_of(products.packing())};
-  return make_plan([plan](const KernelCall& call) { run_fused_backward(plan, call); },
-                   products.scratch_bytes() + logits_bytes(r) + lse_bytes(r) +
-                       transposed_bytes(r.inputs[1].bind(r.bounds), products.packing().dtype()));
+  return make_plan(
+      [plan](const KernelCall& call) { run_fused_backward(plan, call); },
+      products.scratch_bytes() + logits_bytes(r) + lse_bytes(r) +
+          round_up(transposed_of(products.packing()).planes(r.inputs[1].bind(r.bounds))[0].size_bytes(), 64));
 }
 
 constexpr Kernel kForward{"cpu_rows", Pass::forward, can_cross_entropy, prepare_cross_entropy};
