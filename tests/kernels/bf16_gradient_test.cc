@@ -62,7 +62,8 @@ TEST(Bf16WeightGradient, HasTheBitsOfTheProductOfTurnedOperands) {
   for (const Isa isa : available_isas()) {
     if (!has_bf16_products(isa)) continue;
     std::mt19937 random(3);
-    for (const Sizes& sizes : {Sizes{1, 1, 1}, {31, 15, 17}, {32, 16, 16}, {33, 49, 5}, {64, 300, 40}, {290, 33, 130}}) {
+    for (const Sizes& sizes :
+         {Sizes{1, 1, 1}, {31, 15, 17}, {32, 16, 16}, {33, 49, 5}, {64, 300, 40}, {290, 33, 130}}) {
       const std::vector<float> x = draw(sizes.tokens * sizes.inputs, random),
                                dy = draw(sizes.tokens * sizes.outputs, random),
                                before = draw(sizes.outputs * sizes.inputs, random);

@@ -70,25 +70,28 @@ void Bf16WeightGradient::add(CpuDevice& device, float* dweight, const Operands& 
       static_cast<char*>(scratch) + round_up(product_.scratch_bytes(device, o.outputs, o.tokens, true), 64);
   char* const dy_rows = x_panels + panels * tiles * kTileBytes;
   const TileRows rows = TileRows::in_pairs(dy_rows, tiles);
-  device.pool().parallel_ranges(panels + row_tiles, rows_per_thread(kPanelWidth * o.tokens),
-                                [&](int64_t begin, int64_t end) {
-                                  for (int64_t i = begin; i < end; ++i)
-                                    for (int64_t t = 0; t < tiles; ++t) {
-                                      const int64_t token = t * kVnniTile, some = std::min(kVnniTile, o.tokens - token);
-                                      if (i < panels) {
-                                        const int64_t column = i * kPanelWidth;
-                                        round_pairs(reinterpret_cast<uint32_t*>(x_panels + (i * tiles + t) * kTileBytes),
-                                                    o.x + token * o.inputs + column, o.inputs, some,
-                                                    std::min(kPanelWidth, o.inputs - column));
-                                      } else {
-                                        const int64_t row_tile = i - panels, column = row_tile * kTileRows;
-                                        round_turned(dy_rows + row_tile / 2 * rows.pair_stride + t * rows.tile_stride +
-                                                         row_tile % 2 * rows.half_stride,
-                                                     o.dy + token * o.outputs + column, o.outputs, some,
-                                                     std::min(kPanelWidth, o.outputs - column));
-                                      }
-                                    }
-                                });
+  const auto round_x = [&](int64_t panel, int64_t tile, int64_t tokens) {
+    const int64_t column = panel * kPanelWidth;
+    round_pairs(reinterpret_cast<uint32_t*>(x_panels + (panel * tiles + tile) * kTileBytes),
+                o.x + tile * kVnniTile * o.inputs + column, o.inputs, tokens, std::min(kPanelWidth, o.inputs - column));
+  };
+  const auto round_dy = [&](int64_t row_tile, int64_t tile, int64_t tokens) {
+    const int64_t column = row_tile * kTileRows;
+    round_turned(dy_rows + row_tile / 2 * rows.pair_stride + tile * rows.tile_stride + row_tile % 2 * rows.half_stride,
+                 o.dy + tile * kVnniTile * o.outputs + column, o.outputs, tokens,
+                 std::min(kTileRows, o.outputs - column));
+  };
+  const int64_t strips = panels + row_tiles, least = rows_per_thread(kPanelWidth * o.tokens);
+  device.pool().parallel_ranges(strips, least, [&](int64_t begin, int64_t end) {
+    for (int64_t strip = begin; strip < end; ++strip)
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        const int64_t tokens = std::min(kVnniTile, o.tokens - tile * kVnniTile);
+        if (strip < panels)
+          round_x(strip, tile, tokens);
+        else
+          round_dy(strip - panels, tile, tokens);
+      }
+  });
 
   // 2. Multiply.
   Matmul m;
