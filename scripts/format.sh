@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# scripts/format.sh [--check]: formats every tracked C++ and CUDA file with clang-format 14, or says which would
-# change and fails.
+# scripts/format.sh [--check]: formats every C++ and CUDA file that scripts/sources.sh names with clang-format 14, or says
+# which would change and fails.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case "${1:-}" in
