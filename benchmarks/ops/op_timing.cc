@@ -319,7 +319,8 @@ std::vector<Timing> time_row(CpuDevice& device, const BenchRow& row, const std::
       // 8-bit floats are widened and multiplied as f32.
       const bool int8 = product && is_quantized(row.work) && Fp8Encoding::of(row.work.inputs[1].encoding) == nullptr &&
                         ceilings.int8_ops_per_second > 0;
-      const bool bf16 = product && pass != Pass::backward && !is_quantized(row.work) &&
+      // The gradients of linear are products of bf16 where its forward pass is; those of the other products are of f32.
+      const bool bf16 = product && (pass != Pass::backward || name == "linear") && !is_quantized(row.work) &&
                         row.work.inputs[1].dtype == DType::bf16 && ceilings.bf16_ops_per_second > 0;
       const double memory_seconds = cost.bytes / ceilings.read_bytes_per_second;
       const GroupEncoding* groups = product ? GroupEncoding::of(row.work.inputs[1].encoding) : nullptr;

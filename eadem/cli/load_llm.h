@@ -38,7 +38,7 @@ struct LoadedLlm {
   std::unique_ptr<engine::LLM> llm;
 };
 
-// What an engine has room for.
+// The sizes of the caches and steps that an engine is made for.
 struct Room {
   int64_t context = 0;     // tokens of a sequence; 0: the model's context
   int64_t sequences = 1;   // side by side

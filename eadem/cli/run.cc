@@ -197,7 +197,7 @@ io::JsonValue top_list(const std::vector<std::vector<engine::TokenLogprob>>& pla
   return top;
 }
 
-// What is an answer's own. `reasoning` stood before its text.
+// Sets the fields that each answer has by itself. `reasoning` is the model's reasoning, which came before the text.
 void set_answer(io::JsonValue& json, const Completion& completion, const SamplingParams& params,
                 const std::string& reasoning) {
   io::JsonValue ids = io::JsonValue::array();

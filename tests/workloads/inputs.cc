@@ -111,7 +111,7 @@ int64_t length_in_cache(int64_t s, int64_t own, int64_t capacity, Random& random
   return s == 0 || !random.varies() ? capacity : own + random.below(capacity - own + 1);
 }
 
-// Of every five tokens or sequences the last has no slot, if steps vary.
+// Where steps vary, every fifth token or sequence has no slot.
 bool is_without_slot(int64_t index, const Random& random) { return index % 5 == 4 && random.varies(); }
 
 // The loss ignores every fifth row, if steps vary.

@@ -18,7 +18,8 @@ enum class StepKind : uint8_t {
   // Anything that a step may be, for tests: sequences of any length, tokens that are written nowhere, sequences without
   // a state, selections with room left, tokens of prompts beside generated ones, experts of which one is popular.
   varied,
-  // What a timed row's name says: sequences fill their blocks, every token and state has a slot, every row a label,
+  // Steps for timing, which do all of the work that a row's name says: sequences fill their blocks, every token and
+  // state has a slot, every row a label,
   // selections are full,
   // the experts of a token are distinct. A step with one token of each sequence generates them all; the tokens of any
   // other step are all of prompts.

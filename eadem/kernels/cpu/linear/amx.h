@@ -38,7 +38,8 @@ struct TileRows {
   static int64_t bytes_in_order(int64_t rows, int64_t tiles) {
     return (tiles + kTileBlock - 1) / kTileBlock * in_order(nullptr, rows).k_stride;
   }
-  // Rows of `tiles` tiles of which each pair of tiles of rows has all of its k side by side, without room for others.
+  // Rows of `tiles` tiles, stored 32 rows after 32 rows. 32 rows take exactly `tiles` times 2 KB, where those in order
+  // take whole blocks of kTileBlock tiles.
   static TileRows in_pairs(const void* data, int64_t tiles) {
     const int64_t block_bytes = 2 * kTileBlock * kTileBytes;
     return {data, block_bytes, 2 * tiles * kTileBytes, 2 * kTileBytes, kTileBytes, kTileLine};

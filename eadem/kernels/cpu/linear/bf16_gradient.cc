@@ -38,7 +38,7 @@ EADEM_PAIRS void round_pairs(uint32_t* words, const float* rows, int64_t stride,
   }
 }
 
-// Makes a tile of 16 rows of `tokens` values from columns: what round_pairs gives, turned.
+// Rounds likewise, and transposes: the tile has a line of 32 tokens for each of the 16 columns.
 void round_turned(char* tile, const float* rows, int64_t stride, int64_t tokens, int64_t columns) {
   alignas(64) uint32_t words[kPairs][kPanelWidth];
   round_pairs(words[0], rows, stride, tokens, columns);

@@ -344,7 +344,7 @@ const Encoding* pack_weight_transposed(const KernelRequest& r, int input) {
                  : nullptr;
 }
 
-// Whether the gradient of the weight is made of rounded values, as that of x then is.
+// Whether x and dy are rounded to bf16 for the gradient of the weight. dy is then rounded for the gradient of x, too.
 bool rounds_gradients(const KernelRequest& r) {
   const TensorType& weight = r.inputs[kSavedWeight];
   const bool is_plain =
@@ -371,7 +371,7 @@ struct LinearBackward {
   WeightReader reader;  // with dx
   std::optional<MatmulPlan> dx;
   MatmulPlan dweight;
-  std::optional<Bf16WeightGradient> rounded_dweight;  // instead
+  std::optional<Bf16WeightGradient> rounded_dweight;  // replaces dweight where products are of bf16
   void (*add_dbias)(float* dbias, const float* dy, int64_t tokens, int64_t out, int64_t begin, int64_t end);
 };
 

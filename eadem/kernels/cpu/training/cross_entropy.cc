@@ -234,7 +234,7 @@ class ChunkProducts {
   const MatmulPlan& logits() const { return logits_; }
   const MatmulPlan& dx() const { return dx_; }
   const MatmulPlan& dweight() const { return dweight_; }
-  // Instead, where products are of bf16.
+  // Replaces dweight() where products are of bf16.
   const std::optional<Bf16WeightGradient>& rounded_dweight() const { return rounded_dweight_; }
   int64_t scratch_bytes() const { return scratch_bytes_; }
 
@@ -340,7 +340,7 @@ void transpose_panels(ThreadPool& pool, void* transposed, const void* forward, i
   });
 }
 
-// Likewise of VNNI-interleaved panels of bf16, [ceil(hidden / 16), ceil(vocab / 32) * 16, 16, 2].
+// Makes the transposed panels of bf16 from VNNI-interleaved panels: [ceil(hidden / 16), ceil(vocab / 32) * 16, 16, 2].
 void transpose_vnni(ThreadPool& pool, void* transposed, const void* forward, int64_t vocab, int64_t hidden) {
   const int64_t panel_rows = round_up(hidden, kVnniTile), pairs = round_up(vocab, kVnniTile) / 2;
   pool.parallel_for(ceil_div(hidden, kPanelWidth), [&](int64_t block, int) {
@@ -348,7 +348,8 @@ void transpose_vnni(ThreadPool& pool, void* transposed, const void* forward, int
     auto* out = static_cast<uint32_t*>(transposed) + block * pairs * kPanelWidth;
     for (int64_t pair = 0; pair < pairs; ++pair, out += kPanelWidth) {
       const int64_t n = 2 * pair;
-      // Two neighbouring outputs: outputs past the vocabulary are zero in the last panel, and there is none behind it.
+      // A word joins two neighbouring outputs. The last panel holds zeros past the vocabulary, and there are no further
+      // panels to read from.
       const auto* in = static_cast<const uint16_t*>(forward) +
                        (n / kPanelWidth * panel_rows + block * kPanelWidth) * kPanelWidth + n % kPanelWidth * 2;
       for (int64_t i = 0; i < kPanelWidth; ++i) {

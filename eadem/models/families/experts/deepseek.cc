@@ -152,8 +152,8 @@ void write_deepseek_experts(const ModelConfig& config, io::JsonValue& json) {
   json.set("topk_method", v3 ? "noaux_tc" : config.n_group > 1 ? "group_limited_greedy" : "greedy");
 }
 
-// What transformers takes for a configuration of Mistral 4 with neither rope_parameters nor rope_scaling, whatever its
-// rope_theta says.
+// transformers gives a configuration of Mistral 4 that has neither rope_parameters nor rope_scaling these parameters.
+// It does not read such a configuration's own rope_theta.
 constexpr double kMistralTheta = 10000;
 constexpr std::string_view kMistralRope =
     R"({"rope_type": "yarn", "factor": 128.0, "original_max_position_embeddings": 8192, "beta_fast": 32.0,
