@@ -27,6 +27,19 @@ std::vector<double> moved_by_codes(const double* x, size_t n) {
   return moved;
 }
 
+// How far x moves when it is rounded to bf16; what is below the normal numbers becomes zero.
+double moved_to_bf16(double x) {
+  return std::fabs(x) < 0x1p-126
+             ? std::fabs(x)
+             : std::fabs(x - static_cast<double>(bf16_t::from_float(static_cast<float>(x)).to_float()));
+}
+
+// How far a product moves when a and b are rounded to bf16.
+double product_moved(double a, double b) {
+  const double moved = moved_to_bf16(a);
+  return moved * std::fabs(b) + (std::fabs(a) + moved) * moved_to_bf16(b);
+}
+
 }  // namespace
 
 // The loops of the reference on absolute values; see kernels/attention/attention.h.
@@ -72,6 +85,7 @@ Bounds attention_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected
             const double term = q.data[row + d] * k.data[key_at(j, g) + d];
             dot += term;
             size += std::fabs(term);
+            if (rounded_weights && backward) query_moved += product_moved(q.data[row + d], k.data[key_at(j, g) + d]);
             if (!rounded_queries) continue;
             query_moved += moved[d] * std::fabs(k.data[key_at(j, g) + d]);
           }
@@ -125,9 +139,12 @@ Bounds attention_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected
         double dy_y = 0;
         for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
           dy_y += std::fabs(dy.data[y_row + d] * y.data[y_row + d]);
-        const double p_error = score_error + kU * (std::fabs(log_sum) + widest) + kExp;
+        // Where factors are rounded to bf16 (those of CUDA's kernels are bf16), a score moves by query_error besides.
+        const double p_error = std::expm1(score_error + query_error + kU * (std::fabs(log_sum) + widest) + kExp);
+        // Additions of a sum of n terms: one after the other, or those of 64 or more first.
+        const auto chain_of = [&](double n) { return n + 2 + (rounded_weights ? n / 64 + 4 : 0); };
         // The slope of a soft cap: 1 - t^2, whose t has the error of its argument.
-        const double slope_error = cap > 0 ? 2 * (score_error / cap + kTanh) + 4 * kU : 0;
+        const double slope_error = cap > 0 ? 2 * ((score_error + query_error) / cap + kTanh) + 4 * kU : 0;
         if (attrs.sinks && !result[3].empty()) {
           const auto tokens = static_cast<double>(q.shape[0]);
           const double term = std::exp(sink - log_sum) * dy_y;
@@ -138,21 +155,30 @@ Bounds attention_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected
         for (int64_t j = first; j <= position; ++j) {
           const double p = std::exp(score[static_cast<size_t>(j - first)] - log_sum);
           const size_t key = key_at(j, g), value = value_at(j, g);
-          double dy_v = 0;
-          for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
+          double dy_v = 0, dy_v_moved = 0;
+          for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d) {
             dy_v += std::fabs(dy.data[y_row + d] * v.data[value + d]);
+            if (rounded_weights) dy_v_moved += product_moved(dy.data[y_row + d], v.data[value + d]);
+          }
           const double ds = p * (dy_v + dy_y) * scale;
           // Where p and ds are rounded to bf16 before they are multiplied.
           const double rounding = rounded_weights ? dtype_unit_roundoff(DType::bf16) * (1 + 0x1p-8) : 0.0;
-          const double ds_error = rounding + p_error + slope_error + gamma_f32(static_cast<double>(value_dim) + 4);
+          const double weight_moved = p * (rounding + p_error * (1 + rounding));
+          const double ds_moved = ds * (rounding + (1 + rounding) * (p_error + slope_error +
+                                                                     gamma_f32(static_cast<double>(value_dim) + 4))) +
+                                  (1 + rounding) * (1 + p_error + slope_error) * p * scale * dy_v_moved;
+          // Of a sum of products of `size`, one factor of which is off by `moved`, and the other rounded.
+          const auto term = [&](double size, double moved, double other, double terms) {
+            const double other_moved = rounded_weights ? moved_to_bf16(other) : 0.0;
+            const double most = (size + moved) * (std::fabs(other) + other_moved);
+            return most - size * std::fabs(other) + gamma_f32(terms) * most + (rounded_weights ? kUnderflow : 0);
+          };
           for (size_t d = 0; d < static_cast<size_t>(dim); ++d) {
-            if (!result[0].empty())
-              result[0][row + d] += ds * std::fabs(k.data[key + d]) * (ds_error + gamma_f32(keys + 2));
-            if (!result[1].empty())
-              result[1][key + d] += ds * std::fabs(q.data[row + d]) * (ds_error + gamma_f32(group + 2));
+            if (!result[0].empty()) result[0][row + d] += term(ds, ds_moved, k.data[key + d], chain_of(keys));
+            if (!result[1].empty()) result[1][key + d] += term(ds, ds_moved, q.data[row + d], chain_of(group));
           }
           for (size_t d = 0; d < static_cast<size_t>(value_dim) && !result[2].empty(); ++d)
-            result[2][value + d] += p * std::fabs(dy.data[y_row + d]) * (rounding + p_error + gamma_f32(group + 2));
+            result[2][value + d] += term(p, weight_moved, dy.data[y_row + d], chain_of(group));
         }
       }
   }

@@ -25,11 +25,12 @@ std::vector<Workload> attention() {
     bool sinks = false;
     int64_t value_row = value_dim;
     int64_t chunk = 0;
+    MatmulInput backward_input = MatmulInput::f32;
   };
   const auto attrs_of = [](const Shape& shape, int64_t window, kernels::KvSource source) {
-    return std::make_shared<ops::Attention>(
-        kernels::AttentionAttrs{shape.heads, shape.kv_heads, shape.head_dim, 1.0f / static_cast<float>(shape.head_dim),
-                                window, source, shape.value_dim, shape.softcap, shape.sinks, shape.chunk});
+    return std::make_shared<ops::Attention>(kernels::AttentionAttrs{
+        shape.heads, shape.kv_heads, shape.head_dim, 1.0f / static_cast<float>(shape.head_dim), window, source,
+        shape.value_dim, shape.softcap, shape.sinks, shape.chunk, shape.backward_input});
   };
   const auto add = [&](const Shape& shape, ops::OpPtr op, std::vector<TensorType> types, const SymbolValues& symbols) {
     if (shape.sinks) types.emplace_back(kF32, std::initializer_list<Dim>{shape.heads});
@@ -64,7 +65,21 @@ std::vector<Workload> attention() {
     shape.chunk = chunk;
     return shape;
   };
+  const auto in_bf16 = [](Shape shape) {
+    shape.backward_input = MatmulInput::bf16;
+    return shape;
+  };
   constexpr Shape kGrouped{4, 2, 8}, kSingle{1, 1, 16}, kMany{6, 2, 5};
+  // Gradients by products of bf16: lengths around chunks of 64 keys, blocks of 192 rows and tiles of 32, a group of
+  // more rows than a block, and every attribute.
+  for (int64_t tokens : {1, 2, 31, 64, 65, 97, 130, 300}) direct(kF32, in_bf16({4, 2, 64}), tokens, 1, 0);
+  for (int64_t window : {1, 5, 64, 70}) direct(kF32, in_bf16({4, 2, 32}), 135, 2, window);
+  for (int64_t head_dim : {1, 7, 16, 33, 48, 80, 128}) direct(kF32, in_bf16({3, 1, head_dim}), 75, 5, 0);
+  for (const Shape& shape :
+       {Shape{2, 1, 48, 32}, Shape{4, 2, 64, 128}, Shape{4, 2, 33, 7, 0, false, 33}, Shape{4, 2, 64, 64, 0.05f},
+        Shape{6, 2, 24, 24, 0, true}, Shape{200, 1, 8}, by_chunks({6, 2, 24, 9, 0.5f, true}, 40)})
+    direct(kF32, in_bf16(shape), 135, 2, 0);
+  direct(kF32, in_bf16(kGrouped), 0, 0, 0);
   for (DType dtype : kActivationDtypes) {
     // Lengths around the chunk of 64 keys and around small tiles of queries.
     for (int64_t tokens : {1, 2, 3, 7, 8, 9, 63, 64, 65, 130}) direct(dtype, kGrouped, tokens, 1, 0);

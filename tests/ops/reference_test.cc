@@ -77,9 +77,10 @@ std::vector<double> rounding_to_rows(const RowEncoding& encoding, const RefTenso
 }
 
 // Whether `kernel` rounds to bf16 what it multiplies: linear its x and dy for products of bf16, attention its
-// exponentials on a GPU. Gradients of experts and of heads are products of f32.
+// exponentials on a GPU, and in its backward pass all factors. Gradients of experts and of heads are products of f32.
 bool rounds_to_bf16(const PassCall& call, const Kernel& kernel, const Device& device) {
-  if (call.op->name() == "attention") return kernel.name == "cuda_mma" || kernel.name == "cuda_wgmma";
+  if (call.op->name() == "attention")
+    return kernel.name == "cuda_mma" || kernel.name == "cuda_wgmma" || kernel.name == "cpu_bf16_recompute";
   const auto* cpu = dynamic_cast<const CpuDevice*>(&device);
   if (cpu == nullptr || !has_bf16_products(cpu->isa())) return false;
   MatmulInput x;

@@ -32,11 +32,15 @@
 // query to 8 bits as RowEncoding rounds a row, so that scores are sums of products of integers, which are exact; that
 // moves a score by at most
 //   scale * max |q| / 254 * sum |k|.
+// Where backward_input allows bf16 and the processor has products of bf16, the CPU's backward pass rounds q, k, v, dy,
+// exp(score - lse) and the gradients of scores to bf16 before it multiplies them; sums are f32.
 // Source: Milakov & Gimelshein 2018; Dao et al. 2022.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+
+#include "eadem/core/machine/matmul_input.h"
 
 namespace eadem::kernels {
 
@@ -61,7 +65,8 @@ struct AttentionAttrs {
   int64_t value_dim = 0;  // of values and results; 0: head_dim
   float softcap = 0.0f;   // of scores; 0: none
   bool sinks = false;
-  int64_t chunk = 0;  // of positions that see each other; 0: no chunks. Not beside a window
+  int64_t chunk = 0;                              // of positions that see each other; 0: no chunks. Not beside a window
+  MatmulInput backward_input = MatmulInput::f32;  // how far the backward pass may round what it multiplies
 
   int64_t first_key(int64_t position) const { return first_seen_key(window, chunk, position); }
   int64_t values() const { return value_dim == 0 ? head_dim : value_dim; }

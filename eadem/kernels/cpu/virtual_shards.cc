@@ -42,7 +42,7 @@ constexpr Kernel kCut{"cpu_copy", Pass::inference, can_cut, prepare_cut};
 // ---- shard_sum
 
 // A stack of 8 sums of this many elements stays in the first cache.
-constexpr int64_t kChunk = 512;
+constexpr int64_t kSumChunk = 512;
 constexpr int kMostDepth = 8;
 constexpr size_t kMostTerms = 64;
 using Terms = std::array<const float*, kMostTerms>;  // of a sum, in order
@@ -62,10 +62,10 @@ void store(bf16_t* to, const float* sum, int64_t n) {
 // does not matter how they are divided over threads.
 template <typename T>
 void add_terms(ThreadPool& pool, T* y, std::span<const float* const> terms, std::span<const int> steps, int64_t count) {
-  pool.parallel_ranges((count + kChunk - 1) / kChunk, 16, [&](int64_t first, int64_t last) {
-    std::array<std::array<float, kChunk>, kMostDepth> stack;
-    for (int64_t begin = first * kChunk; begin < std::min(count, last * kChunk); begin += kChunk) {
-      const int64_t n = std::min(kChunk, count - begin);
+  pool.parallel_ranges((count + kSumChunk - 1) / kSumChunk, 16, [&](int64_t first, int64_t last) {
+    std::array<std::array<float, kSumChunk>, kMostDepth> stack;
+    for (int64_t begin = first * kSumChunk; begin < std::min(count, last * kSumChunk); begin += kSumChunk) {
+      const int64_t n = std::min(kSumChunk, count - begin);
       size_t depth = 0;
       for (const int step : steps) {
         if (step != SumTree::kAdd) {

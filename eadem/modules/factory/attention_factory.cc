@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/modules/factory/attention_factory.h"
 
+#include <algorithm>
+
 #include "eadem/modules/base/kv_cache_store.h"
 #include "eadem/ops/attention/attention.h"
 #include "eadem/ops/attention/selected_attention.h"
@@ -9,7 +11,16 @@ namespace eadem::modules {
 
 namespace {
 
-kernels::AttentionAttrs attributes(const AttentionRequest& request, kernels::KvSource source) {
+// Gradients are multiplied in bf16 where weights are.
+MatmulInput backward_input(const HardwareConfig& hardware, kernels::KvSource source) {
+  const WeightType& weights = hardware.precision.weights.value;
+  if (source != kernels::KvSource::direct || weights.dtype != DType::bf16 || weights.encoding != nullptr)
+    return MatmulInput::f32;
+  return std::min(hardware.precision.matmul_input.value, MatmulInput::bf16);
+}
+
+kernels::AttentionAttrs attributes(const BuildContext& context, const AttentionRequest& request,
+                                   kernels::KvSource source) {
   return {.heads = request.heads,
           .kv_heads = request.kv_heads,
           .head_dim = request.head_dim,
@@ -19,7 +30,8 @@ kernels::AttentionAttrs attributes(const AttentionRequest& request, kernels::KvS
           .value_dim = request.value_dim,
           .softcap = static_cast<float>(request.softcap),
           .sinks = request.sinks,
-          .chunk = request.chunk};
+          .chunk = request.chunk,
+          .backward_input = backward_input(context.hardware.of(Role::attention, request.layer), source)};
 }
 
 // Where keys and values lie, and the table that finds them.
@@ -44,7 +56,7 @@ ValueId add_attention(BuildContext& context, const AttentionRequest& request, ke
         .source = source};
     return context.graph.add1(std::make_shared<ops::SelectedAttention>(attrs), std::move(ports));
   }
-  const kernels::AttentionAttrs attrs = attributes(request, source);
+  const kernels::AttentionAttrs attrs = attributes(context, request, source);
   if (attrs.sinks) ports.push_back(inputs.sinks);
   return context.graph.add1(std::make_shared<ops::Attention>(attrs), std::move(ports));
 }

@@ -243,7 +243,7 @@ void run_attention(const AttentionPlan& plan, CpuDevice& device, const Attention
     run_blocks(plan, device, a, blocks, scratch);
 }
 
-KernelList attention_kernels() { return {&kForward, &kInference, &kAttentionBackward}; }
+KernelList attention_kernels() { return {&kForward, &kInference, &kAttentionBackwardBf16, &kAttentionBackward}; }
 
 }  // namespace eadem::kernels::cpu
 #endif  // HWY_ONCE

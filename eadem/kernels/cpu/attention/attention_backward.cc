@@ -84,8 +84,8 @@ void sinks_backward(const Attention& a, int64_t begin, int64_t end) {
 }
 
 // Computes the gradients of one sequence and one kv head: for each chunk of keys, all later blocks of queries in order.
-void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t kv_head, float* scratch) {
-  const BackwardScratch s(a, scratch);
+void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t kv_head, void* scratch) {
+  const BackwardScratch s(a, static_cast<float*>(scratch));
   const int64_t width = a.width(), value_width = a.value_width(), group = a.group();
   const int64_t first_token = a.query_start[sequence];
   const int64_t tokens = a.query_start[sequence + 1] - first_token;
@@ -100,7 +100,8 @@ void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t k
     std::fill(s.dvalues, s.dvalues + kChunk * value_width, 0.0f);
 
     for (int64_t begin = start / a.block_tokens() * a.block_tokens(); begin < tokens; begin += a.block_tokens()) {
-      const TokenBlock b{sequence, begin, std::min(tokens, begin + a.block_tokens()), begin};
+      const int64_t first = std::max(begin, start);  // earlier tokens see none of these keys
+      const TokenBlock b{sequence, first, std::min(tokens, begin + a.block_tokens()), first};
       if (a.first_key(b.begin) >= start + kChunk) break;  // later blocks see none of these keys
       const int64_t rows = (b.end - b.begin) * group;
       const int64_t first_row = (first_token + b.begin) * a.heads + kv_head * group;
@@ -177,9 +178,7 @@ namespace eadem::kernels::cpu {
 EADEM_CPU_EXPORT(attention_backward_sequence);
 EADEM_CPU_EXPORT(sinks_backward);
 
-namespace {
-
-Verdict can_backward(const KernelRequest& r) {
+Requirements backward_requirements(const KernelRequest& r) {
   const AttentionAttrs& attrs = r.attrs.get<AttentionAttrs>();
   Requirements requirements(r);
   for (const int port : {static_cast<int>(kQ), static_cast<int>(kK), static_cast<int>(kV)})
@@ -188,15 +187,13 @@ Verdict can_backward(const KernelRequest& r) {
   if (attrs.sinks) requirements.f32("sinks", r.inputs[kSavedSinks]);
   for (const TensorType& type : r.outputs) requirements.f32("a gradient", type);
   return requirements.require(attrs.source == KvSource::direct, "gradients need keys given directly, not a cache")
-      .require(attrs.kv_heads > 0 && attrs.heads % attrs.kv_heads == 0, "heads is not a multiple of kv_heads")
-      .verdict();
+      .require(attrs.kv_heads > 0 && attrs.heads % attrs.kv_heads == 0, "heads is not a multiple of kv_heads");
 }
 
-PlanPtr prepare_backward(const KernelRequest& r, Context&) {
+PlanPtr plan_backward(const KernelRequest& r, int64_t worker_bytes, BackwardTask task) {
   const Attention shape = shape_of(r.attrs.get<AttentionAttrs>());
-  const auto task = EADEM_CPU_DISPATCH(attention_backward_sequence, cpu_device(r).isa());
   const auto sinks_task = EADEM_CPU_DISPATCH(sinks_backward, cpu_device(r).isa());
-  const int64_t floats = BackwardScratch::floats(shape);
+  worker_bytes = round_up(worker_bytes, 64);
   return make_plan(
       [=](const KernelCall& call) {
         Attention a = shape;
@@ -208,7 +205,8 @@ PlanPtr prepare_backward(const KernelRequest& r, Context&) {
         a.dk = elements<float>(call.outputs[1]);
         a.dv = elements<float>(call.outputs[2]);
         cpu_device(call).pool().parallel_for(a.sequences * a.kv_heads, [&](int64_t index, int worker) {
-          task(a, index / a.kv_heads, index % a.kv_heads, static_cast<float*>(call.scratch.data) + worker * floats);
+          task(a, index / a.kv_heads, index % a.kv_heads,
+               static_cast<char*>(call.scratch.data) + worker * worker_bytes);
         });
         if (call.outputs.size() <= 3 || !call.outputs[3].defined()) return;
         a.sinks = elements<const float>(call.inputs[kSavedSinks]);
@@ -216,7 +214,17 @@ PlanPtr prepare_backward(const KernelRequest& r, Context&) {
         cpu_device(call).pool().parallel_ranges(a.heads, 1,
                                                 [&](int64_t begin, int64_t end) { sinks_task(a, begin, end); });
       },
-      cpu_device(r).pool().num_threads() * floats * static_cast<int64_t>(sizeof(float)));
+      cpu_device(r).pool().num_threads() * worker_bytes);
+}
+
+namespace {
+
+Verdict can_backward(const KernelRequest& r) { return backward_requirements(r).verdict(); }
+
+PlanPtr prepare_backward(const KernelRequest& r, Context&) {
+  const int64_t floats = BackwardScratch::floats(shape_of(r.attrs.get<AttentionAttrs>()));
+  return plan_backward(r, floats * static_cast<int64_t>(sizeof(float)),
+                       EADEM_CPU_DISPATCH(attention_backward_sequence, cpu_device(r).isa()));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/attention/attention.h"
@@ -114,6 +115,12 @@ AttentionPlan attention_plan(const CpuDevice& device, const Attention& sizes, co
 // Computes the queries that `a` describes.
 void run_attention(const AttentionPlan& plan, CpuDevice& device, const Attention& a, float* scratch);
 
-extern const Kernel kAttentionBackward;  // attention_backward.cc
+// The kernels of the backward pass (attention_backward.cc, attention_backward_bf16.cc), and what both require.
+extern const Kernel kAttentionBackward, kAttentionBackwardBf16;
+Requirements backward_requirements(const KernelRequest& r);
+// Computes the gradients of one sequence and one kv head. `scratch` has the bytes of a worker.
+using BackwardTask = std::function<void(const Attention& a, int64_t sequence, int64_t kv_head, void* scratch)>;
+// Runs `task` for all of them, then adds the gradients of sinks.
+PlanPtr plan_backward(const KernelRequest& r, int64_t worker_bytes, BackwardTask task);
 
 }  // namespace eadem::kernels::cpu

@@ -280,11 +280,8 @@ void bf16_row(float* c, const TileRows& a, const TilePanels& b, int64_t panels, 
 
 EADEM_TILES void round_to_tiles(const TileRows& rows, int64_t row, const float* x, int64_t n) {
   constexpr int64_t kLanes = 16, kTileValues = kTileLine / 2;
-  char* begin = static_cast<char*>(const_cast<void*>(rows.data)) + row / 32 * rows.pair_stride +
-                row / kTileRows % 2 * rows.half_stride + row % kTileRows * rows.line_stride;
   for (int64_t k0 = 0; k0 < n; k0 += kTileValues) {
-    const int64_t t = k0 / kTileValues;
-    char* to = begin + t / kTileBlock * rows.k_stride + t % kTileBlock * rows.tile_stride;
+    char* to = rows.line(row, k0 / kTileValues);
     for (int64_t k = 0; k < kTileValues; k += kLanes) {
       const int64_t some = std::clamp<int64_t>(n - k0 - k, 0, kLanes);
       const __m512 values = _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << some) - 1), x + k0 + k);

@@ -45,6 +45,12 @@ struct TileRows {
     return {data, block_bytes, 2 * tiles * kTileBytes, 2 * kTileBytes, kTileBytes, kTileLine};
   }
   static int64_t bytes_in_pairs(int64_t rows, int64_t tiles) { return (rows + 31) / 32 * 2 * tiles * kTileBytes; }
+
+  // Where tile `tile` of row `row` begins, for whoever writes the rows.
+  char* line(int64_t row, int64_t tile) const {
+    return static_cast<char*>(const_cast<void*>(data)) + tile / kTileBlock * k_stride + row / 32 * pair_stride +
+           tile % kTileBlock * tile_stride + row / kTileRows % 2 * half_stride + row % kTileRows * line_stride;
+  }
 };
 // Panels of b, which begin `panel_stride` bytes apart.
 struct TilePanels {

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "eadem/core/machine/isa.h"
 #include "eadem/kernels/cpu/linear/amx.h"
 
 namespace eadem::kernels::cpu {
@@ -17,5 +18,9 @@ namespace eadem::kernels::cpu {
 // Computes c [rows, panels * 16] with row stride c_stride, for any number of rows and panels.
 void bf16_dots(float* c, int64_t c_stride, const TileRows& a, const TilePanels& b, int64_t rows, int64_t panels,
                int64_t tiles);
+
+// The product of an instruction set that has one: bf16_tiles or bf16_dots.
+using Bf16Product = decltype(&bf16_dots);
+constexpr Bf16Product bf16_product_of(Isa isa) { return isa == Isa::amx ? bf16_tiles : bf16_dots; }
 
 }  // namespace eadem::kernels::cpu

@@ -17,11 +17,7 @@ int64_t num_blocks(int64_t columns) { return (columns + kBlockValues - 1) / kBlo
 // Where value `column` of row `row` stands.
 bf16_t* value_at(const TensorView& encoded, int64_t row, int64_t column) {
   const TileRows rows = TileRows::in_order(encoded.data, encoded.shape[0]);
-  const int64_t tile = column / kTileValues;
-  const int64_t offset = tile / kTileBlock * rows.k_stride + row / (2 * kTileRows) * rows.pair_stride +
-                         tile % kTileBlock * rows.tile_stride + row / kTileRows % 2 * rows.half_stride +
-                         row % kTileRows * rows.line_stride;
-  return reinterpret_cast<bf16_t*>(static_cast<char*>(encoded.data) + offset) + column % kTileValues;
+  return reinterpret_cast<bf16_t*>(rows.line(row, column / kTileValues)) + column % kTileValues;
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 
 #include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/linear/amx.h"
-#include "eadem/kernels/cpu/linear/bf16_dots.h"
 #include "eadem/kernels/cpu/linear/matmul-inl.h"
 #include "eadem/kernels/cpu/linear/round_rows-inl.h"
 #include "eadem/kernels/cpu/support.h"
@@ -450,7 +449,7 @@ MatmulPlan::MatmulPlan(const CpuDevice& device, const MatmulTypes& types)
   if (source_ == Source::decoded) decode_ = decode_steps_of(types.layout->format(), device.isa());
   if (source_ == Source::vnni) {
     const bool tiles = device.isa() == Isa::amx;
-    bf16_product_ = tiles ? bf16_tiles : bf16_dots;
+    bf16_product_ = bf16_product_of(device.isa());
     blocks_ = tiles ? kTileBlocks : kDotRowBlocks;
     tile_blocks_ = tiles ? kTileBlocks : kDotBlocks;
     long_blocks_ = tiles ? kTileLongBlocks : kDotBlocks;

@@ -16,7 +16,7 @@
 #include <span>
 
 #include "eadem/core/device/cpu_device.h"
-#include "eadem/kernels/cpu/linear/amx.h"
+#include "eadem/kernels/cpu/linear/bf16_dots.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
 #include "eadem/kernels/cpu/linear/quantized/quantized_decode.h"
 #include "eadem/kernels/cpu/linear/quantized/quantized_matmul.h"
@@ -102,10 +102,6 @@ struct MatmulGroup {
 MatmulTypes::Source source_of(PackedPanels::Side side);
 
 // The operand a in the layout that the source of b needs.
-// Products of bf16: bf16_tiles or bf16_dots.
-using Bf16Product = void (*)(float* c, int64_t c_stride, const TileRows& a, const TilePanels& b, int64_t rows,
-                             int64_t panels, int64_t tiles);
-
 struct MatmulRows {
   QuantizedRows quantized;
   QuantizedProduct quantized_product = nullptr;
