@@ -12,8 +12,10 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "benchmarks/cuda/library_products.h"
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
@@ -181,6 +183,29 @@ class Bench {
                   const std::array inputs = inputs_of(static_cast<size_t>(i % copies));
                   plan->run({.inputs = inputs, .outputs = outputs, .scratch = scratch.view, .context = &context_});
                 });
+  }
+
+  // The fastest of cuBLASLt's algorithms, those that split k among them, for the product of `linear`. The name says
+  // whether it does.
+  Row library(const std::string& name, int64_t in, int64_t out, int64_t tokens) {
+    const double bytes = static_cast<double>(in * out * 2);
+    const int copies = std::clamp(static_cast<int>(kColdBytes / bytes) + 1, 2, 32);
+    std::vector<Tensor> weights;
+    for (int i = 0; i < copies; ++i) weights.push_back(random(DType::bf16, {out, in}, 0.05));
+    const Tensor x = random(DType::bf16, {tokens, in}), y = allocate_tensor(*device_, DType::bf16, {tokens, out});
+    const LibraryProduct product(cuda(), tokens, in, out, 64 << 20);
+    EADEM_CHECK(product.algorithms() > 0, "no algorithm for {}", name);
+    Row best{};
+    for (size_t algorithm = 0; algorithm < product.algorithms(); ++algorithm) {
+      const Row row =
+          time(fmt::format("{}{}", name, product.splits_k(algorithm) ? ", splits k" : ""), std::max(copies, 16),
+               bytes + 2.0 * static_cast<double>(tokens * (in + out)), 2.0 * static_cast<double>(tokens * in * out),
+               [&](int i) {
+                 product.run(algorithm, y.view.data, x.view.data, weights[static_cast<size_t>(i % copies)].view.data);
+               });
+      if (algorithm == 0 || row.microseconds < best.microseconds) best = row;
+    }
+    return best;
   }
 
   // The gradients of a linear: two products.
@@ -391,6 +416,16 @@ int run(int argc, char** argv) {
       linear("down", m.ffn, m.hidden, false, DType::bf16);
       if (tokens <= 64) linear("head", m.hidden, 128256, false, DType::f32);
     }
+    // What it costs that a row's bits do not depend on others: the library's fastest beside ours.
+    for (const int64_t tokens : {1, 64})
+      for (const auto& [part, in, out] :
+           {std::tuple("q", m.hidden, m.heads * m.dim), {"gate", m.hidden, m.ffn}, {"down", m.ffn, m.hidden}}) {
+        if (std::string_view(part) == "gate")
+          add(fmt::format("linear {} gate tokens {}", m.name, tokens),
+              [&](const std::string& name) { return bench.linear(name, in, out, tokens, false, DType::bf16); });
+        add(fmt::format("linear {} {} tokens {}, cuBLASLt", m.name, part, tokens),
+            [&](const std::string& name) { return bench.library(name, in, out, tokens); });
+      }
     const int64_t trained = 16384;  // tokens of a training step
     add(fmt::format("linear {} gate tokens {}", m.name, trained),
         [&](const std::string& name) { return bench.linear(name, m.hidden, m.ffn, trained, false, DType::bf16); });

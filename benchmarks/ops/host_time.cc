@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 //   eadem_host_time MODEL [--batch 1,32] [--steps 2000] [--threads 1] [--depth 16] [--ops] [--prompt 512]
+//   eadem_host_time MODEL --device cuda [--random] [--batch 1,32] [--steps 2000] [--depth 16]
 //
 // Measures what a decode step costs on the host outside kernels: checking and laying out its input, binding views, the
 // loop over plans, and reading the tokens. A step is timed whole, then its plans are called once more in a bare loop;
@@ -9,6 +10,11 @@
 // --ops prints the median time of a step's plans, summed over those of one op at one place of the layers, and the bytes
 // of weights that they read. Each step has another token, so that other experts are chosen. With --prompt it is a step
 // that reads a prompt of so many tokens.
+//
+// On a device that works beside the host, three medians are printed: of a step whose tokens the host reads before it
+// gives the next one, of a step of a row of those that take their tokens from the step before on the device
+// (InferEngine::submit), and of the host's part of the latter. What the first is longer than the second is what waiting
+// for the host costs. With --random MODEL is a config.json, and weights are random.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -17,6 +23,7 @@
 #include <cstdio>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -101,7 +108,6 @@ void run_plans(const pipeline::Program& program) {
     if (const kernels::Plan* plan = program.plan(n)) plan->run(program.call(n));
 }
 
-// Decodes the same token of every sequence again and again, behind `depth` others.
 // The ops of steps that read a prompt of `tokens` tokens.
 void print_prompt_ops(engine::InferEngine& engine, int steps, int tokens) {
   const int64_t vocab = engine.model().info().vocab;
@@ -115,7 +121,8 @@ void print_prompt_ops(engine::InferEngine& engine, int steps, int tokens) {
   });
 }
 
-void measure(engine::InferEngine& engine, int batch, int steps, int depth, bool ops) {
+// Lets every sequence have `depth` tokens.
+void read_depth(engine::InferEngine& engine, int batch, int depth) {
   const auto size = static_cast<size_t>(batch);
   engine::InferEngine::Input input;
   for (int cached = 0, most = std::max(1, kPromptStep / batch); cached < depth; cached += most) {
@@ -125,6 +132,49 @@ void measure(engine::InferEngine& engine, int batch, int steps, int depth, bool 
     input.cache_lengths.assign(size, cached);
     engine.forward(input);
   }
+}
+
+// Decodes the tokens behind `depth` again and again, kRun of them in a row.
+void measure_beside_host(engine::InferEngine& engine, int batch, int steps, int depth) {
+  constexpr int kRun = 32, kAhead = 3;
+  const int32_t token = 5;
+  std::vector<int32_t> rows(static_cast<size_t>(batch));
+  std::iota(rows.begin(), rows.end(), 0);
+  const auto plan = [&](int index, bool feeds_back) {
+    std::vector<engine::StepSequence> sequences;
+    for (int s = 0; s < batch; ++s)
+      sequences.push_back({.tokens = {&token, 1},
+                           .cached = depth + index,
+                           .blocks = {&rows[static_cast<size_t>(s)], 1},
+                           .row = feeds_back ? s : -1});
+    return sequences;
+  };
+  std::vector<double> alone, in_row, host;
+  for (int run = 0; run < steps / kRun + 2; ++run) {
+    Clock::time_point start = Clock::now();
+    for (int i = 0; i < kRun; ++i) engine.forward(plan(i, false));
+    alone.push_back(microseconds_since(start) / kRun);
+    start = Clock::now();
+    for (int i = 0; i < kRun; ++i) {
+      const std::vector<engine::StepSequence> next = plan(i, i > 0);
+      const Clock::time_point submitted = Clock::now();
+      engine.submit(next);
+      host.push_back(microseconds_since(submitted));
+      if (engine.num_waiting() > kAhead) engine.collect();
+    }
+    while (engine.num_waiting() > 0) engine.collect();
+    in_row.push_back(microseconds_since(start) / kRun);
+  }
+  fmt::print("batch {:3}: step {:8.1f} us, of a row {:8.1f} us, host {:6.1f} us\n", batch, median(alone),
+             median(in_row), median(host));
+}
+
+// Decodes the same token of every sequence again and again, behind `depth` others.
+void measure(engine::InferEngine& engine, int batch, int steps, int depth, bool ops) {
+  read_depth(engine, batch, depth);
+  if (!engine.device()->host_accessible()) return measure_beside_host(engine, batch, steps, depth);
+  const auto size = static_cast<size_t>(batch);
+  engine::InferEngine::Input input;
   input.input_ids.assign(size, 5);
   input.input_lengths.assign(size, 1);
   input.cache_lengths.assign(size, depth);
@@ -150,11 +200,14 @@ void measure(engine::InferEngine& engine, int batch, int steps, int depth, bool 
 
 int main(int argc, char** argv) {
   CLI::App app("Times what decode steps cost on the host outside kernels.");
-  std::string model;
+  std::string model, device_name = "cpu";
+  bool random = false;
   std::vector<int> batches = {1, 32};
   int steps = 2000, threads = 1, depth = 16, prompt = 0;
   bool ops = false;
   app.add_option("model", model, "a checkpoint")->required();
+  app.add_option("--device", device_name, "cpu, cuda, cuda:1");
+  app.add_flag("--random", random, "MODEL is a config.json");
   app.add_option("--batch", batches, "sequences of a step")->delimiter(',');
   app.add_option("--steps", steps, "steps that are timed");
   app.add_option("--threads", threads, "threads of the device");
@@ -163,13 +216,20 @@ int main(int argc, char** argv) {
   app.add_option("--prompt", prompt, "tokens of a prompt, whose ops are timed")->check(CLI::Range(1, 1 << 20));
   CLI11_PARSE(app, argc, argv);
   try {
-    const models::Checkpoint checkpoint = models::open_checkpoint(model);
+    const std::shared_ptr<Device> device = open_device(device_name, {.num_threads = threads});
+    if (!device->host_accessible() && (ops || prompt > 0))
+      throw InvalidArgument("--ops and --prompt time the ops of a CPU; --device is {}", device_name);
+    const models::Checkpoint checkpoint =
+        random ? models::Checkpoint{model, models::model_from_config(model), nullptr, model}
+               : models::open_checkpoint(model);
     for (const int batch : batches) {
       engine::EngineOptions options;
       options.cache =
           engine::StaticKVCacheConfig{.max_batch_size = batch, .max_cache_len = std::max(depth, prompt) + 48};
       const auto engine =
-          engine::InferEngine::from_checkpoint(checkpoint, open_device("cpu", {.num_threads = threads}), options);
+          random ? std::make_unique<engine::InferEngine>(checkpoint.model, device, options, models::spec_of(checkpoint))
+                 : engine::InferEngine::from_checkpoint(checkpoint, device, options);
+      if (random) engine->load_random(1);
       if (prompt > 0)
         print_prompt_ops(*engine, steps, prompt);
       else
