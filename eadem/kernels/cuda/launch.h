@@ -426,6 +426,7 @@ struct LinearBackwardParams {
 // --- linear_stream.cu, for Hopper
 
 inline constexpr int64_t kLinearStreamMaxTokens = 64;
+inline constexpr int64_t kLinearStreamLeast = 32;     // so many tokens or fewer are always streamed
 inline constexpr int64_t kLinearStreamMultiple = 64;  // `in` is a multiple of this
 
 // One product of a launch.

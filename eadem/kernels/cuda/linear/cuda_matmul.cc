@@ -110,6 +110,7 @@ struct CudaMatmul::Plan {
   MatrixLayout weight, x, y;
   bool chosen = false;                       // an algorithm was searched for
   std::optional<cublasLtMatmulAlgo_t> algo;  // empty if none passed the test
+  double tested_microseconds = 0;            // what the test returned for it
   // Gradients: the algorithm is the best for this number of rows, and the other one takes any.
   int64_t chosen_rows = 0;
   std::optional<cublasLtMatmulAlgo_t> any_rows;
@@ -269,12 +270,11 @@ CudaMatmul::ExactPlans CudaMatmul::exact_plans(const CudaMatmulProblem& problem,
       constexpr size_t kMostTested = 8;
       std::vector<cublasLtMatmulAlgo_t> offered = algorithms(plan, rows);
       if (offered.size() > kMostTested) offered.resize(kMostTested);
-      std::optional<double> best;
       for (const cublasLtMatmulAlgo_t& algorithm : offered) {
         const std::optional<double> microseconds =
             test(rows, [&](const CudaMatmulCall& tested) { launch(plan, algorithm, tested, stream); });
-        if (!microseconds || (best && *best <= *microseconds)) continue;
-        best = microseconds;
+        if (!microseconds || (plan.algo && plan.tested_microseconds <= *microseconds)) continue;
+        plan.tested_microseconds = *microseconds;
         plan.algo = algorithm;
       }
       plan.chosen = true;
@@ -283,6 +283,8 @@ CudaMatmul::ExactPlans CudaMatmul::exact_plans(const CudaMatmulProblem& problem,
   }
   return result;
 }
+
+double CudaMatmul::tested_microseconds(const Plan& plan) { return plan.tested_microseconds; }
 
 void CudaMatmul::run(const Plan& plan, const CudaMatmulCall& call, cudaStream_t stream) {
   if (needs_one_algorithm(plan.problem) || call.rows == 0 || call.rows == plan.chosen_rows ||

@@ -69,7 +69,7 @@ class CudaMatmul {
 
   static constexpr int64_t kHeuristicRows = 64;
   // Upper ends of the ranges of rows of exact plans. More rows than the last one belong to the last range.
-  static constexpr std::array<int64_t, 7> kRowRanges = {128, 256, 512, 1024, 2048, 4096, 8192};
+  static constexpr std::array<int64_t, 8> kRowRanges = {64, 128, 256, 512, 1024, 2048, 4096, 8192};
   static size_t range_of(int64_t rows);
   static constexpr int64_t kAlignment = 16;
 
@@ -78,15 +78,18 @@ class CudaMatmul {
   // The plan of a problem for any number of rows, chosen for `rows` of them; searched for once. Throws DeviceError.
   const Plan& plan(const CudaMatmulProblem& problem, int64_t rows = kHeuristicRows);
 
-  // The caller's test of an algorithm. It calls `product` any number of times, on the device's stream, and returns the
-  // time of one product of `rows` rows in microseconds, or nothing if any bit differs from the caller's own kernel.
+  // The caller's test of an algorithm. It calls `product` any number of times, on the device's stream, and returns
+  // nothing if any bit differs from the caller's own kernel, or if that is an alternative and is as fast. Else it
+  // returns the time of one product of `rows` rows in microseconds, less that of the alternative.
   using Product = FunctionRef<void(const CudaMatmulCall& call)>;
   using Test = FunctionRef<std::optional<double>(int64_t rows, Product product)>;
-  // The plan of each range of rows; null where no algorithm passed the test.
+  // The plan of each range of rows, null where no algorithm passed the test.
   using ExactPlans = std::array<const Plan*, kRowRanges.size()>;
   // The plans of the ranges that `most_rows` rows reach into. `test` is called for ranges that no earlier call asked
   // for. Throws DeviceError.
   ExactPlans exact_plans(const CudaMatmulProblem& problem, int64_t most_rows, Test test, cudaStream_t stream);
+  // What the test returned for the algorithm of an exact plan.
+  static double tested_microseconds(const Plan& plan);
 
   // Computes one product. Rows of x and weight are a multiple of kAlignment bytes. x, weight and bias begin at
   // multiples of kAlignment bytes, y at a multiple of row_alignment. Throws DeviceError.

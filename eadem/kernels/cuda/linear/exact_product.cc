@@ -158,8 +158,11 @@ class ProductTest {
                    .x_scales = static_cast<const float*>(x_scales_.data()),
                    .weight_scales = static_cast<const float*>(weight_scales_.data())};
     compute_rows(device, p, nullptr);
+    own_ = p;
     p.y = y_.data();
     call_ = matmul_call(p);
+    // Few rows read a weight that no cache has.
+    if (rows <= kLinearStreamMaxTokens) flushed_ = device.allocate(kFlushedBytes);
   }
 
   // Returns the time of `product` in microseconds if it gives these bits, or nothing if any bit differs.
@@ -173,20 +176,12 @@ class ProductTest {
     device_.copy_to_host(&unequal, count_.data(), sizeof(unequal));
     if (unequal != 0) return std::nullopt;
 
-    constexpr int kRepeat = 3;
-    const auto make_event = [] {
-      cudaEvent_t event = nullptr;
-      EADEM_CUDA_CALL(cudaEventCreate(&event));
-      return CudaHandle<cudaEvent_t, cudaEventDestroy>(event);
-    };
-    const auto begin = make_event(), end = make_event();
-    EADEM_CUDA_CALL(cudaEventRecord(begin.get(), stream_));
-    for (int i = 0; i < kRepeat; ++i) product(call_);
-    EADEM_CUDA_CALL(cudaEventRecord(end.get(), stream_));
-    EADEM_CUDA_CALL(cudaEventSynchronize(end.get()));
-    float milliseconds = 0.0f;
-    EADEM_CUDA_CALL(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()));
-    return 1e3 * static_cast<double>(milliseconds) / kRepeat;
+    return microseconds([&] { product(call_); });
+  }
+
+  // The time of the kernels of this backend.
+  double own_time() {
+    return microseconds([&] { compute_rows(device_, own_, nullptr); });
   }
 
  private:
@@ -194,6 +189,28 @@ class ProductTest {
     Buffer buffer = device_.allocate(size * static_cast<int64_t>(dtype_size(dtype)));
     EADEM_CUDA_CALL(launch_fill_test_values(buffer.data(), dtype, size, seed, stream_));
     return buffer;
+  }
+
+  double microseconds(FunctionRef<void()> run) {
+    constexpr int kRepeat = 3;
+    const auto make_event = [] {
+      cudaEvent_t event = nullptr;
+      EADEM_CUDA_CALL(cudaEventCreate(&event));
+      return CudaHandle<cudaEvent_t, cudaEventDestroy>(event);
+    };
+    const auto begin = make_event(), end = make_event();
+    double total = 0;
+    for (int i = 0; i < kRepeat; ++i) {
+      if (flushed_.data() != nullptr) device_.fill_zero(flushed_.data(), kFlushedBytes);
+      EADEM_CUDA_CALL(cudaEventRecord(begin.get(), stream_));
+      run();
+      EADEM_CUDA_CALL(cudaEventRecord(end.get(), stream_));
+      EADEM_CUDA_CALL(cudaEventSynchronize(end.get()));
+      float milliseconds = 0.0f;
+      EADEM_CUDA_CALL(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()));
+      total += 1e3 * static_cast<double>(milliseconds);
+    }
+    return total / kRepeat;
   }
 
   Buffer filled_with_codes(int64_t size, uint64_t seed) {
@@ -206,7 +223,10 @@ class ProductTest {
   cudaStream_t stream_;
   Buffer x_, weight_, bias_, expected_, y_, count_, x_scales_, weight_scales_;
   int64_t y_bytes_ = 0;
+  LinearParams own_;
   CudaMatmulCall call_;
+  static constexpr int64_t kFlushedBytes = int64_t{128} << 20;  // more than any L2 cache
+  Buffer flushed_;                                              // for few rows
 };
 
 // A decoded weight may take this much, which the head of a large vocabulary exceeds; it has few rows to compute.
@@ -231,7 +251,8 @@ ExactProduct::ExactProduct(CudaDevice& device, const KernelRequest& request)
   const CudaMatmulProblem problem = matmul_problem(request);
   const int64_t row_bytes = problem.out * static_cast<int64_t>(dtype_size(problem.result));
   const int64_t most_rows = request.inputs[0].dim(0).bind(request.bounds);
-  if (integers_ || most_rows <= kLinearStreamMaxTokens || row_bytes % CudaMatmul::kAlignment != 0) return;
+  const int64_t most_streamed = layout_ == nullptr ? kLinearStreamLeast : kLinearStreamMaxTokens;
+  if (integers_ || most_rows <= most_streamed || row_bytes % CudaMatmul::kAlignment != 0) return;
   if (problem.e4m3 && scaling_ != WeightScaling::rows) return;  // the library has no such scales
   if (layout_ != nullptr) {
     const int64_t decoded_bytes = ceil_multiple(problem.out * problem.in * 2, kScratchAlignment);
@@ -240,6 +261,7 @@ ExactProduct::ExactProduct(CudaDevice& device, const KernelRequest& request)
   }
   std::optional<ProductTest> test;
   int64_t tested_rows = 0;
+  double own = 0;  // microseconds of the kernels of this backend, where they are an alternative
   plans_ = device.matmul().exact_plans(
       problem, most_rows,
       [&](int64_t rows, CudaMatmul::Product product) {
@@ -247,15 +269,21 @@ ExactProduct::ExactProduct(CudaDevice& device, const KernelRequest& request)
           test.reset();  // frees its memory first
           test.emplace(device, problem, rows);
           tested_rows = rows;
+          if (rows <= kLinearStreamMaxTokens) own = test->own_time();
         }
-        return test->time(product);
+        const std::optional<double> time = test->time(product);
+        if (rows > kLinearStreamMaxTokens || !time) return time;
+        return *time < own ? std::optional(*time - own) : std::nullopt;
       },
       device.stream());
+  if (most_streamed < kLinearStreamMaxTokens && plans_[0] != nullptr)
+    saved_microseconds_ = -CudaMatmul::tested_microseconds(*plans_[0]);
 }
 
 void ExactProduct::run(LinearParams p, void* scratch) const {
   p.weight_scaling = scaling_;
-  const CudaMatmul::Plan* plan = p.tokens > kLinearStreamMaxTokens ? plans_[CudaMatmul::range_of(p.tokens)] : nullptr;
+  const bool may_stream = p.tokens <= (layout_ == nullptr ? kLinearStreamLeast : kLinearStreamMaxTokens);
+  const CudaMatmul::Plan* plan = may_stream ? nullptr : plans_[CudaMatmul::range_of(p.tokens)];
   if (plan == nullptr) {
     compute_rows(*device_, p, layout_);
     return;

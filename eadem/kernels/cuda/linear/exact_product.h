@@ -4,7 +4,8 @@
 // ascending k (linear_stream.cu, packed_stream.cu); of rows and weights in 8-bit floats it is a sum of chains
 // (fp8_stream.cu), of rows of 8-bit codes and K-quants one of chunks (integer_products.cuh, which no library has). Up
 // to kLinearStreamMaxTokens rows are streamed; more go through those algorithms of cuBLASLt that gave the same bits in
-// a test. Else bf16 rows are streamed in turns, and those of 8-bit floats computed in tiles (fp8_tiles.cu).
+// a test, and more than kLinearStreamLeast, of plain weights, where such an algorithm was faster. Else bf16 rows are
+// streamed in turns, and those of 8-bit floats computed in tiles (fp8_tiles.cu).
 #pragma once
 
 #include <array>
@@ -56,6 +57,8 @@ class ExactProduct {
   // The most rows of more than one part.
   int64_t most_streamed() const { return integers_ ? kIntegerStreamMaxTokens : kLinearStreamMaxTokens; }
   WeightScaling scaling() const { return scaling_; }
+  // By how many microseconds the library is faster than streams, at kLinearStreamMaxTokens rows; 0: it is not.
+  double saved_microseconds() const { return saved_microseconds_; }
 
   // Sets params.weight_scaling itself.
   void run(LinearParams params, void* scratch) const;
@@ -66,6 +69,7 @@ class ExactProduct {
   const FragmentLayout* layout_;  // of the weight; null: it is plain
   WeightScaling scaling_;         // of the weight; `rows` if it has no scales
   int64_t scratch_bytes_ = 0;
+  double saved_microseconds_ = 0;
   CudaMatmul::ExactPlans plans_{};  // null: the chains of this backend
 };
 
