@@ -197,9 +197,9 @@ TEST_F(PackCaches, EveryPlainTypeGivesTheSameLogits) {
 }
 
 TEST_F(PackCaches, EveryKindOfCheckpointGivesTheSameLogits) {
-  for (const char* name :
-       {"golden/llama", "golden/qwen2", "golden/sharded_bf16", "checkpoints/gptq", "checkpoints/gptq_desc_act",
-        "checkpoints/awq", "checkpoints/packed_order", "checkpoints/int8_row", "checkpoints/float8_block"}) {
+  for (const char* name : {"golden/llama", "golden/qwen2", "golden/sharded_bf16", "checkpoints/gptq",
+                           "checkpoints/gptq_desc_act", "checkpoints/awq", "checkpoints/packed_order",
+                           "checkpoints/int8_row", "checkpoints/float8_block", "checkpoints/mixed_formats"}) {
     SCOPED_TRACE(name);
     expect_same_with_and_without(kData / name, cache_);
   }
