@@ -11,6 +11,7 @@
 
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/io/files/mapped_file.h"
+#include "eadem/io/gguf_parts.h"
 #include "eadem/io/text.h"
 #include "eadem/io/weights_internal.h"
 
@@ -337,6 +338,12 @@ GgufFile::GgufFile(const std::string& path, std::span<const std::byte> bytes, st
   set_tensors(std::move(infos));
 }
 
+GgufFile::GgufFile(const std::string& path, uint32_t version, GgufMetadata metadata)
+    : WeightSource(path), version_(version), metadata_(std::move(metadata)) {
+  for (size_t i = 0; i < metadata_.size(); ++i)
+    EADEM_CHECK(metadata_index_.emplace(metadata_[i].first, i).second, "{}: {} twice", path, metadata_[i].first);
+}
+
 std::shared_ptr<const GgufFile> GgufFile::parse(const std::string& path, std::span<const std::byte> bytes,
                                                 std::shared_ptr<const void> owner) {
   return std::shared_ptr<const GgufFile>(new GgufFile(path, bytes, std::move(owner)));
@@ -354,6 +361,11 @@ bool is_gguf_file(const std::string& path) {
 std::shared_ptr<const GgufFile> GgufFile::open(const std::string& path) { return open(MappedFile::open(path)); }
 
 std::shared_ptr<const GgufFile> GgufFile::open(const std::shared_ptr<const MappedFile>& mapping) {
+  std::shared_ptr<const GgufFile> file = open_alone(mapping);
+  return is_gguf_part(*file) ? open_gguf_parts(file) : file;
+}
+
+std::shared_ptr<const GgufFile> GgufFile::open_alone(const std::shared_ptr<const MappedFile>& mapping) {
   std::shared_ptr<GgufFile> file(new GgufFile(mapping->path(), mapping->bytes(), mapping));
   file->mapping_ = mapping;
   return file;
@@ -380,9 +392,7 @@ Tensor GgufFile::load_bytes(size_t index) const {
 
 // ---- Typed metadata --------------------------------------------------------------------------------------------
 
-namespace {
-
-std::string described(const GgufValue& value) {
+std::string to_string(const GgufValue& value) {
   const std::string_view type = gguf_type_name(value.type);
   switch (value.type) {
     case GgufType::string: return fmt::format("a string {}", quote(std::get<std::string>(value.data)));
@@ -398,6 +408,8 @@ std::string described(const GgufValue& value) {
   if (const auto* integer = std::get_if<int64_t>(&value.data)) return fmt::format("{} {}", type, *integer);
   return fmt::format("{} {}", type, std::get<uint64_t>(value.data));
 }
+
+namespace {
 
 std::optional<int64_t> as_integer(const GgufValue& value, int64_t min, int64_t max) {
   int64_t result = 0;
@@ -440,7 +452,7 @@ const GgufValue* GgufFile::find_metadata(std::string_view key) const {
 void GgufFile::fail(std::string_view key, std::string_view expected) const {
   const GgufValue* value = find_metadata(key);
   if (value == nullptr) throw DataCorrupted("{}: metadata {} is missing; expected {}", path(), quote(key), expected);
-  throw DataCorrupted("{}: {} is {}; expected {}", path(), quote(key), described(*value), expected);
+  throw DataCorrupted("{}: {} is {}; expected {}", path(), quote(key), to_string(*value), expected);
 }
 
 int64_t GgufFile::integer(std::string_view key, int64_t min, int64_t max) const {
@@ -505,7 +517,7 @@ std::vector<int64_t> GgufFile::integers(std::string_view key, int64_t min, int64
     const std::optional<int64_t> integer = as_integer(element, min, max);
     if (!integer)
       throw DataCorrupted("{}: {}[{}] is {}; expected an integer in [{}, {}]", path(), quote(key), i,
-                          described(element), min, max);
+                          to_string(element), min, max);
     result.push_back(*integer);
   }
   return result;

@@ -3,7 +3,7 @@
 // GGUF versions 1, 2 and 3, little endian: typed metadata, tensor descriptions, aligned data.
 //
 // GGUF lists extents innermost first (ne[0]); Eadem's shapes are row-major, so a linear weight is [out, in] here too.
-// Source: github.com/ggerganov/ggml, docs/gguf.md.
+// A model may be split into several files (gguf_parts.h). Source: github.com/ggerganov/ggml, docs/gguf.md.
 #pragma once
 
 #include <cstdint>
@@ -94,6 +94,9 @@ struct GgufValue {
   friend bool operator==(const GgufValue&, const GgufValue&) = default;
 };
 
+// For messages: "u32 7", "a string 'abc'", "an array of 3 i32".
+std::string to_string(const GgufValue& value);
+
 using GgufMetadata = std::vector<std::pair<std::string, GgufValue>>;
 
 // A ggml tensor type: `block_size` values take `block_bytes` bytes.
@@ -117,10 +120,13 @@ bool is_gguf_file(const std::string& path);
 
 class GgufFile : public WeightSource {
  public:
-  // Throws NotFound, IoError, DataCorrupted, or Unsupported (version, byte order, tensor type).
+  // A part of a split model opens the whole: all of its parts, which lie beside it (gguf_parts.h). Throws NotFound,
+  // IoError, DataCorrupted, or Unsupported (version, byte order, tensor type).
   static std::shared_ptr<const GgufFile> open(const std::string& path);
   static std::shared_ptr<const GgufFile> open(const std::shared_ptr<const MappedFile>& mapping);
-  // Reads a file from memory that `owner` keeps alive; `path` is for messages.
+  // Opens that file and no other, also when it is a part of a split model.
+  static std::shared_ptr<const GgufFile> open_alone(const std::shared_ptr<const MappedFile>& mapping);
+  // Reads a file, and no other, from memory that `owner` keeps alive; `path` is for messages.
   static std::shared_ptr<const GgufFile> parse(const std::string& path, std::span<const std::byte> bytes,
                                                std::shared_ptr<const void> owner);
 
@@ -150,10 +156,14 @@ class GgufFile : public WeightSource {
   void release(std::string_view name) const override;
   std::vector<std::shared_ptr<const MappedFile>> files() const override;
 
- private:
-  GgufFile(const std::string& path, std::span<const std::byte> bytes, std::shared_ptr<const void> owner);
+ protected:
+  // Metadata alone, of a derived class that has the tensors.
+  GgufFile(const std::string& path, uint32_t version, GgufMetadata metadata);
   Tensor load(size_t index) const override;
   Tensor load_bytes(size_t index) const override;
+
+ private:
+  GgufFile(const std::string& path, std::span<const std::byte> bytes, std::shared_ptr<const void> owner);
   [[noreturn]] void fail(std::string_view key, std::string_view expected) const;
 
   std::shared_ptr<const void> owner_;

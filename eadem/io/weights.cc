@@ -10,6 +10,7 @@
 
 #include "eadem/io/files/mapped_file.h"
 #include "eadem/io/gguf.h"
+#include "eadem/io/gguf_parts.h"
 #include "eadem/io/safetensors.h"
 #include "eadem/io/text.h"
 #include "eadem/io/weights_internal.h"
@@ -145,6 +146,13 @@ std::shared_ptr<const WeightSource> open_directory(const std::string& path) {
   if (error) throw IoError("cannot list {}: {}", path, error.message());
   std::sort(ggufs.begin(), ggufs.end());
   std::sort(pickles.begin(), pickles.end());
+  // Parts of a split file count once.
+  ggufs.erase(std::unique(ggufs.begin(), ggufs.end(),
+                          [](const std::string& a, const std::string& b) {
+                            const auto one = GgufPartName::parse(a), other = GgufPartName::parse(b);
+                            return one && other && one->stem == other->stem && one->count == other->count;
+                          }),
+              ggufs.end());
   if (ggufs.size() == 1) return open_weights((fs::path(path) / ggufs[0]).string());
   if (ggufs.size() > 1)
     throw InvalidArgument("{} holds {} GGUF files ({}); name the one to open", path, ggufs.size(),
@@ -165,12 +173,7 @@ std::shared_ptr<const WeightSource> open_weights(const std::string& path) {
 
   const std::shared_ptr<const MappedFile> file = MappedFile::open(path);
   const std::string_view text(reinterpret_cast<const char*>(file->data()), file->size());
-  if (text.starts_with("GGUF")) {
-    std::shared_ptr<const GgufFile> gguf = GgufFile::open(file);
-    if (const std::optional<int64_t> parts = gguf->optional_integer("split.count", 0, INT64_MAX); parts.value_or(0) > 1)
-      throw Unsupported("{} is one part of a GGUF split into {}; merge the parts first", path, *parts);
-    return gguf;
-  }
+  if (text.starts_with("GGUF")) return GgufFile::open(file);
   if (text.size() > 8 && text[8] == '{') return SafetensorsFile::open(file);
   if (text.starts_with("{")) return open_sharded_safetensors(path);
 

@@ -75,10 +75,13 @@ class WeightSource {
 };
 
 // Opens what `path` holds:
-//   a directory     its model.safetensors, or the shards of its model.safetensors.index.json, or its only *.gguf
-//   a file          by content: GGUF, safetensors, or a safetensors index
-// Throws NotFound, IoError, DataCorrupted, or Unsupported (PyTorch pickles, GGML files older than GGUF, part of a
-// split GGUF); says what was found and what can be opened.
+//   a directory     its model.safetensors, or the shards of its model.safetensors.index.json, or its only *.gguf, or
+//   the
+//                   parts of its only split GGUF
+//   a file          by content: GGUF (also any part of a split one, with the others), safetensors, or a safetensors
+//   index
+// Throws NotFound, IoError, DataCorrupted, or Unsupported (PyTorch pickles, GGML files older than GGUF); says what was
+// found and what can be opened.
 std::shared_ptr<const WeightSource> open_weights(const std::string& path);
 
 // A tensor to be written: on the host, plain and contiguous.

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from program import GGUF_STORIES, STORIES, ProgramTest, main
+from split_gguf import split_gguf
 
 
 class Models(ProgramTest):
@@ -31,6 +32,30 @@ class Models(ProgramTest):
             locked = self.folder / "locked"
             locked.mkdir(mode=0)
             self.refused(1, "locked", "inspect", locked)
+
+    def test_split(self):
+        whole = GGUF_STORIES / "stories260K.gguf"
+        (self.folder / "parts").mkdir()
+        parts = split_gguf(whole, self.folder / "parts/stories", 3)
+        greedy = ["-p", "Once upon a time", "-n", "20", "--temperature", "0"]
+        expected = self.done("run", whole, *greedy).out
+        description = self.done("inspect", whole, "--json").out
+        for path in [*parts, self.folder / "parts"]:
+            self.assertEqual(self.done("run", path, *greedy).out, expected)
+            found = self.done("inspect", path, "--json").out
+            for name in (parts[0], path):
+                found = found.replace(f'"{name}"', f'"{whole}"')
+            self.assertEqual(found, description)
+        self.done("bench", parts[0], "--prompt", "8", "--gen", "4", "--repeat", "1")
+        self.done("convert", parts[1], self.folder / "a.gguf", "--type", "as-is")
+        self.done("convert", whole, self.folder / "b.gguf", "--type", "as-is")
+        self.assertEqual((self.folder / "a.gguf").read_bytes(), (self.folder / "b.gguf").read_bytes())
+        # A pack cache holds what all parts say.
+        for path in [parts[0], parts[0]]:
+            self.assertEqual(self.done("run", path, *greedy, "--pack-cache", self.folder / "cache").out, expected)
+        parts[1].unlink()
+        self.refused(1, ["its part 2 of 3", "stories-00002-of-00003.gguf", "is not there"], "inspect", parts[0])
+        self.refused(1, "its part 2 of 3", "run", self.folder / "parts", "-p", "a")
 
     def test_without_one_the_bundled_model_is_used_and_said_so(self):
         result = self.done("inspect")

@@ -170,6 +170,11 @@ checkpoint("int8", scheme("int-quantized", num_bits=8, strategy="channel"), weig
            weight_scale=halves(8, 1))
 checkpoint("float8", scheme("float-quantized", num_bits=8, type="float", strategy="tensor"),
            weight=("F8_E4M3", [8, 32], bytes(range(256))), weight_scale=("BF16", [1], b"\0\x3f"))
+int8 = {"targets": ["Linear"], "format": "int-quantized", "weights": {"num_bits": 8, "strategy": "channel"}}
+int4 = {"targets": ["re:.*(X|Y)$", "X"], "format": "pack-quantized", "weights": {"num_bits": 4, "strategy": "channel"}}
+checkpoint("mixed", {"quant_method": "compressed-tensors", "format": "mixed-precision",
+                     "config_groups": {"a": int8, "b": int4}},
+           weight_packed=words(8, 4), weight_scale=halves(8, 1), weight_shape=("I64", [2], struct.pack("<2q", 8, 32)))
 checkpoint("fp8", {"quant_method": "fp8", "weight_block_size": [128, 128]},
            weight=("F8_E4M3", [2, 129], bytes(258)), weight_scale_inv=("F32", [1, 2], struct.pack("<2f", 1, 2)))
 

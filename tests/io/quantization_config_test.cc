@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The supported values of a quantization_config; all others are refused by name.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "eadem/core/error.h"
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/quantized/quantization_config.h"
 
 namespace eadem::io {
@@ -98,13 +100,95 @@ TEST(QuantizationConfig, ReadsTheOldKey) {
   EXPECT_EQ(config->place, "config.json: 'compression_config'");
 }
 
+// Groups in order: the name, its targets, a format of its own or "", and its weights.
+struct Group {
+  std::string name, targets, format, weights;
+};
+std::string groups(const std::string& format, const std::vector<Group>& all) {
+  std::string text;
+  for (const Group& group : all)
+    text += (text.empty() ? "\"" : ", \"") + group.name + R"(": {"targets": [)" + group.targets + R"(], "weights": {)" +
+            group.weights + "}" + (group.format.empty() ? "" : R"(, "format": ")" + group.format + "\"") + "}";
+  return R"({"quant_method": "compressed-tensors", "format": ")" + format + R"(", "config_groups": {)" + text + "}}";
+}
+
 TEST(QuantizationConfig, SchemesThatAgreeAreOne) {
-  const auto two = [](const std::string& second) {
-    return R"({"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"a": {"weights": {)" +
-           kInt8 + R"(}}, "b": {"weights": {)" + second + "}}}}";
+  const QuantizationConfig config =
+      parsed(groups("int-quantized", {{"a", R"("Linear")", "", kInt8},
+                                      {"b", R"("re:(x")", "int-quantized", kInt8 + R"(, "actorder": null)"}}));
+  EXPECT_TRUE(config.schemes.empty());
+  EXPECT_EQ(config.layout, Layout::integers);
+  EXPECT_EQ(config.place, "config.json: 'quantization_config'");
+  EXPECT_EQ(config.scheme_of("anything"), &config);
+}
+
+// A group's own format is that of its layers, whatever the config says.
+TEST(QuantizationConfig, AFormatOfAGroupIsItsOwn) {
+  EXPECT_EQ(parsed(groups("int-quantized", {{"a", R"("Linear")", "pack-quantized", kInt8}})).layout, Layout::packed);
+  EXPECT_EQ(parsed(groups("mixed-precision", {{"a", R"("Linear")", "pack-quantized", kInt4}})).layout, Layout::packed);
+}
+
+TEST(QuantizationConfig, LayersHaveTheSchemeOfTheirTargets) {
+  const QuantizationConfig config = parsed(groups(
+      "mixed-precision",
+      {{"rest", R"("Linear")", "int-quantized", kInt8},
+       {"some", R"("re:.*self_attn\\.[qk]_proj$", "model.layers.1.mlp.up_proj", "re:.*down")", "pack-quantized", kInt4},
+       {"floats", R"("re:.*(gate|down)_proj", "model.layers.0.mlp.down_proj",
+                                                     "Embedding")",
+        "float-quantized", kFp8}}));
+  ASSERT_EQ(config.schemes.size(), 3u);
+  const auto layout_of = [&](const char* layer) {
+    const QuantizationScheme* scheme = config.scheme_of(layer);
+    return scheme == nullptr ? std::optional<Layout>() : std::optional(scheme->layout);
   };
-  EXPECT_EQ(refusal(two(kInt8)), "");
-  EXPECT_NE(refusal(two(kInt4)).find("'a' and 'b' quantize weights in two ways"), std::string::npos);
+  EXPECT_EQ(layout_of("model.layers.0.self_attn.q_proj"), Layout::packed);
+  EXPECT_EQ(layout_of("model.layers.0.self_attn.q_proj_2"), Layout::integers) << "the pattern ends at the name's end";
+  EXPECT_EQ(layout_of("model.layers.0.self_attn.v_proj"), Layout::integers) << "by its class";
+  EXPECT_EQ(layout_of("model.layers.1.mlp.up_proj"), Layout::packed) << "by its name";
+  EXPECT_EQ(layout_of("model.layers.10.mlp.up_proj"), Layout::integers);
+  EXPECT_EQ(layout_of("model.layers.0.mlp.gate_proj"), Layout::floats);
+  EXPECT_EQ(layout_of("model.layers.0.mlp.down_proj"), Layout::floats) << "a name before patterns";
+  EXPECT_EQ(layout_of("model.layers.1.mlp.down_proj"), Layout::floats) << "'(' sorts before 'd'";
+  EXPECT_EQ(layout_of("model.layers.1.mlp.downwards"), Layout::packed);
+  EXPECT_EQ(layout_of("model.embed_tokens"), Layout::floats);
+  EXPECT_EQ(config.scheme_of("lm_head")->method, "compressed-tensors int-quantized as 'config_groups.rest' says");
+  EXPECT_EQ(config.scheme_of("lm_head")->place, "config.json: 'quantization_config': 'config_groups.rest'");
+}
+
+// What the compressed-tensors package chose (tests/data/checkpoints/make_checkpoints.py).
+TEST(QuantizationConfig, TargetsAreChosenAsThePackageChoosesThem) {
+  const std::string path = std::string(EADEM_SOURCE_DIR) + "/tests/data/checkpoints/targets.json";
+  const JsonValue rows = parse_json(read_file(path, 1 << 20), path);
+  ASSERT_GT(rows.as_array().size(), 50u);
+  for (const JsonValue& row : rows.as_array()) {
+    std::vector<Group> all;
+    for (const JsonValue& targets : row.as_array()[0].as_array()) {
+      const std::string text = to_compact_json(targets);
+      all.push_back({fmt::format("{}", all.size()), text.substr(1, text.size() - 2), "",
+                     fmt::format(R"("num_bits": {}, "strategy": "group", "group_size": {})", all.size() < 2 ? 4 : 8,
+                                 all.size() % 2 == 0 ? 32 : 64)});
+    }
+    const QuantizationConfig config = parsed(groups("pack-quantized", all));
+    const QuantizationScheme* scheme = config.scheme_of(row.as_array()[1].as_string());
+    const JsonValue& expected = row.as_array()[2];
+    EXPECT_EQ(scheme == nullptr ? JsonValue() : JsonValue(scheme - config.schemes.data()), expected)
+        << to_compact_json(row);
+  }
+}
+
+// A pattern matches from the beginning of a name, not within it.
+TEST(QuantizationConfig, LayersMayHaveNoScheme) {
+  const QuantizationConfig config = parsed(groups(
+      "pack-quantized", {{"a", R"("re:q_proj", "LlamaMLP")", "", kInt4}, {"b", R"("re:model.*k_proj")", "", kInt8}}));
+  EXPECT_EQ(config.scheme_of("model.q_proj"), nullptr);
+  EXPECT_EQ(config.scheme_of("q_proj_of_all")->bits, 4);
+  EXPECT_EQ(config.scheme_of("model.k_proj")->bits, 8);
+}
+
+TEST(QuantizationConfig, OfTwoGroupsTheLaterOneHasATarget) {
+  const QuantizationConfig config =
+      parsed(groups("pack-quantized", {{"a", R"("Linear")", "", kInt4}, {"b", R"("Linear")", "", kInt8}}));
+  EXPECT_EQ(config.scheme_of("x")->bits, 8);
 }
 
 TEST(QuantizationConfig, IgnoresByNameAndModule) {
@@ -170,7 +254,22 @@ TEST(QuantizationConfig, WhatIsNotHonouredIsRefusedByName) {
        {"Unsupported", "'input_activations.dynamic' is missing"}},
       {tensors("int-quantized", kInt8, R"(, "output_activations": {"num_bits": 8})"),
        {"Unsupported", "'output_activations'"}},
-      {tensors("int-quantized", kInt8, R"(, "format": "pack-quantized")"), {"Unsupported", "group_0.format"}},
+      {tensors("int-quantized", kInt8, R"(, "format": "marlin-24")"),
+       {"Unsupported", "group_0.format' is 'marlin-24'"}},
+      {tensors("mixed-precision", kInt8), {"Unsupported", "'format' is 'mixed-precision'", "each states its own"}},
+      {groups("mixed-precision",
+              {{"a", R"("Linear")", "pack-quantized", kInt4}, {"b", R"("re:.*")", "int-quantized", kInt4}}),
+       {"Unsupported", "'num_bits' is 4", "(of 'config_groups.b')"}},
+      {groups("mixed-precision",
+              {{"a", R"("Linear")", "pack-quantized", kInt4}, {"b", R"("re:(")", "int-quantized", kInt8}}),
+       {"DataCorrupted", "a target of a scheme", "'('"}},
+      {groups("pack-quantized", {{"a", R"("Linear")", "", kInt4}, {"b", R"("re:(?i).*Q_PROJ")", "", kInt8}}),
+       {"Unsupported", "'targets' is 're:(?i).*Q_PROJ'", "such a pattern is not read"}},
+      {groups("pack-quantized", {{"a", R"("Linear")", "", kInt4}, {"b", "7", "", kInt8}}),
+       {"DataCorrupted", "config_groups.b.targets"}},
+      {R"({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"a": {"weights": {)" +
+           kInt4 + R"(}, "targets": ["Linear"]}, "b": {"weights": {)" + kInt8 + "}}}}",
+       {"DataCorrupted", "config_groups.b.targets"}},
       {tensors("int-quantized", kInt8, "", R"(, "kv_cache_scheme": {"num_bits": 8})"),
        {"Unsupported", "'kv_cache_scheme'"}},
       {tensors("int-quantized", kInt8, "", R"(, "sparsity_config": {"format": "sparse-24-bitmask"})"),

@@ -525,5 +525,66 @@ TEST(QuantizedCheckpoint, ContradictionsAreRefused) {
                  {"DataCorrupted", "'X' is quantized", "says that it is not"});
 }
 
+// A config of an int4 scheme for layers named …X, an int8 scheme for those named …Y, and 8-bit floats for the others'
+// class or nothing.
+std::string three_schemes(const std::string& more_targets) {
+  const auto group = [](const char* name, const std::string& targets, const char* format, const std::string& weights) {
+    return fmt::format(R"("{}": {{"targets": [{}], "format": "{}", "weights": {{{}}}}})", name, targets, format,
+                       weights);
+  };
+  const std::string groups_of_32 = R"(, "type": "int", "symmetric": false, "strategy": "group", "group_size": 32)";
+  return R"({"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": {)" +
+         group("x", R"("re:.*X$")", "pack-quantized", R"("num_bits": 4)" + groups_of_32) + ", " +
+         group("y", R"("re:.*Y$")", "int-quantized", R"("num_bits": 8)" + groups_of_32) + ", " +
+         group("z", R"("Z")" + more_targets, "float-quantized",
+               R"("num_bits": 8, "type": "float", "strategy": "channel")") +
+         "}}";
+}
+
+RawTensors renamed(RawTensors tensors, const std::string& layer) {
+  for (RawTensor& tensor : tensors) tensor.name = layer + tensor.name.substr(1);
+  return tensors;
+}
+
+RawTensors joined(std::initializer_list<RawTensors> all) {
+  RawTensors result;
+  for (const RawTensors& tensors : all) result.insert(result.end(), tensors.begin(), tensors.end());
+  return result;
+}
+
+const RawTensors kFloatsLayer = {raw("X.weight", "F8_E4M3", {2, 1}, std::vector<uint8_t>{0x38, 0x40}),
+                                 raw("X.weight_scale", "F32", {2, 1}, std::vector<float>{1, 3})};
+
+TEST(QuantizedCheckpoint, LayersMayHaveDifferentSchemes) {
+  const Layer four(4), eight(8);
+  const auto source = opened(joined({four.packed(true), renamed(eight.integers(), "a.Y"), renamed(kFloatsLayer, "Z")}),
+                             three_schemes(""));
+  ASSERT_EQ(source->tensors().size(), 3u);
+  EXPECT_EQ(source->find("X.weight")->type_name, "int4_g32_f16_zeros");
+  EXPECT_EQ(source->find("a.Y.weight")->type_name, "int8_g32_f16_zeros");
+  EXPECT_EQ(source->find("Z.weight")->type_name, "fp8_e4m3_channel");
+  EXPECT_EQ(values_of(source->get("X.weight")), four.values());
+  EXPECT_EQ(values_of(source->get("a.Y.weight")), eight.values());
+  EXPECT_EQ(values_of(source->get("Z.weight")), (std::vector<float>{1, 6}));
+}
+
+TEST(QuantizedCheckpoint, ALayerThatIsNotWhatItsSchemeSaysIsRefused) {
+  expect_refusal(renamed(Layer(4).packed(true), "W"), three_schemes(""),
+                 {"DataCorrupted", "'W' is quantized ('W.weight_packed' is there)", "no target of the schemes"});
+  expect_refusal(renamed(Layer(4).packed(true), "Y"), three_schemes(""),
+                 {"DataCorrupted", "'Y' should be compressed-tensors int-quantized as 'config_groups.y' says",
+                  "'Y.weight_packed' is I32 there"});
+  expect_refusal(renamed(Layer(8).integers(), "W"), three_schemes(R"(, "Linear")"),
+                 {"DataCorrupted", "'W' should be compressed-tensors float-quantized", "'W.weight' is I8 there"});
+  // 8 bits where the scheme has 4, a scale that is missing, and a layer that is not to be quantized.
+  expect_refusal(Layer(8).packed(true), three_schemes(""), {"DataCorrupted", "'X.weight_shape' says", "4 bits"});
+  expect_refusal({kFloatsLayer[0]}, three_schemes(R"(, "X")"),
+                 {"NotFound", "'X' is quantized (compressed-tensors float-quantized as 'config_groups.z' says)",
+                  "'X.weight_scale' is missing"});
+  std::string ignoring = three_schemes("");
+  ignoring.insert(ignoring.size() - 1, R"(, "ignore": ["X"])");
+  expect_refusal(Layer(4).packed(true), ignoring, {"DataCorrupted", "'X' is quantized", "says that it is not"});
+}
+
 }  // namespace
 }  // namespace eadem::io

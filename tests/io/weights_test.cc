@@ -172,10 +172,5 @@ TEST_F(OpenWeights, ReleasedTensorsLeaveMemory) {
   }
 }
 
-TEST_F(OpenWeights, SplitGguf) {
-  write_gguf(scratch_.file("m.gguf"), {{"split.count", GgufValue::scalar<uint16_t>(3)}}, {});
-  expect_error<Unsupported>([&] { open_weights(scratch_.file("m.gguf")); }, {"m.gguf", "split into 3"});
-}
-
 }  // namespace
 }  // namespace eadem::io

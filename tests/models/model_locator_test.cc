@@ -292,6 +292,9 @@ TEST_F(ModelLocator, HubGgufFilesAreChosenByTag) {
   for (const char* file : {"config.json", "model.safetensors"}) hub_file(name, kA, file);
   EXPECT_EQ(below("org/name-GGUF"), snapshot(name, kA));
   EXPECT_EQ(below("org/name-GGUF:Q4_K_M"), at + "name-Q4_K_M.gguf");
+  // A split file is complete with all of its parts.
+  fs::remove(root_ / at / "BF16/name-BF16-00002-of-00002.gguf");
+  EXPECT_HAS(refusal("org/name-GGUF:BF16"), "lacks BF16/name-BF16-00002-of-00002.gguf; `hf download org/name-GGUF");
 }
 
 TEST_F(ModelLocator, HubPicklesAreLeftToTheReaderOfWeights) {
@@ -380,6 +383,17 @@ TEST_F(ModelLocator, LlamaCppManifestsSayWhichFileATagMeans) {
   fs::remove(root_ / cache / "manifest=org=name=latest.json");
   EXPECT_EQ(below("org/name"), cache / "org_name_sub_one.gguf");
   EXPECT_EQ(below("org/name_long"), cache / "org_name_long_three.gguf");
+}
+
+TEST_F(ModelLocator, LlamaCppFilesThatAreSplit) {
+  const fs::path cache = ".cache/llama.cpp";
+  write(cache / "org_name_a-00001-of-00003.gguf", "GGUF");
+  write(cache / "org_name_a-00003-of-00003.gguf", "GGUF");
+  EXPECT_HAS(refusal("org/name"), "org_name_a-00002-of-00003.gguf in ");
+  write(cache / "org_name_a-00002-of-00003.gguf", "GGUF");
+  EXPECT_EQ(below("org/name"), cache / "org_name_a-00001-of-00003.gguf");
+  write(cache / "manifest=org=name=latest.json", R"({"ggufFile":{"rfilename":"a-00001-of-00003.gguf"}})");
+  EXPECT_EQ(below("org/name"), cache / "org_name_a-00001-of-00003.gguf");
 }
 
 TEST_F(ModelLocator, LlamaCppFilesThatContradictTheLayoutAreRefused) {

@@ -23,6 +23,7 @@
 #include "eadem/io/files/mapped_file.h"
 #include "eadem/io/gguf.h"
 #include "tests/support/refusal.h"
+#include "tests/support/split_gguf.h"
 
 namespace eadem::models {
 namespace pack_cache_test {
@@ -196,11 +197,25 @@ TEST_F(PackCaches, EveryPlainTypeGivesTheSameLogits) {
 }
 
 TEST_F(PackCaches, EveryKindOfCheckpointGivesTheSameLogits) {
-  for (const char* name :
-       {"golden/llama", "golden/qwen2", "golden/sharded_bf16", "checkpoints/gptq", "checkpoints/gptq_desc_act",
-        "checkpoints/awq", "checkpoints/packed_order", "checkpoints/int8_row", "checkpoints/float8_block"}) {
+  for (const char* name : {"golden/llama", "golden/qwen2", "golden/sharded_bf16", "checkpoints/gptq",
+                           "checkpoints/gptq_desc_act", "checkpoints/awq", "checkpoints/packed_order",
+                           "checkpoints/int8_row", "checkpoints/float8_block", "checkpoints/mixed_formats"}) {
     SCOPED_TRACE(name);
     expect_same_with_and_without(kData / name, cache_);
+  }
+}
+
+// The pack of a split model is one of all its parts: a change of any of them is noticed.
+TEST_F(PackCaches, EveryPartOfASplitFileCounts) {
+  const std::vector<std::string> parts = test::split_gguf(model_.string(), (folder_ / "s").string(), 3);
+  const std::vector<float> expected = load(model_, "").logits;
+  model_ = parts[0];
+  expect_same_with_and_without(model_, cache_);
+  EXPECT_EQ(load(model_, cache_).logits, expected);
+  for (const std::string& part : parts) {
+    SCOPED_TRACE(part);
+    flip(part, fs::file_size(part) - 40);  // in its last tensor
+    expect_mended("was packed from other contents than");
   }
 }
 

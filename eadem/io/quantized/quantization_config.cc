@@ -4,16 +4,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "eadem/core/error.h"
 #include "eadem/io/text.h"
+#include "eadem/io/tokenizer/regex.h"
 
 namespace eadem::io {
 
 namespace {
 
-using Layout = QuantizationConfig::Layout;
-using Scope = QuantizationConfig::Scope;
+using Layout = QuantizationScheme::Layout;
+using Scope = QuantizationScheme::Scope;
 
 std::string lower(std::string text) {
   for (char& c : text)
@@ -62,7 +64,7 @@ std::vector<std::string> optional_strings(const JsonReader& json, std::string_vi
 }
 
 // Sets scope and group_size of integers; -1 is the whole row.
-void set_group_size(QuantizationConfig& config, const JsonReader& json, int64_t size, std::string_view key) {
+void set_group_size(QuantizationScheme& config, const JsonReader& json, int64_t size, std::string_view key) {
   config.scope = size == -1 ? Scope::row : Scope::group;
   if (size == -1) return;
   if (size != 32 && size != 64 && size != 128)
@@ -70,7 +72,7 @@ void set_group_size(QuantizationConfig& config, const JsonReader& json, int64_t 
   config.group_size = size;
 }
 
-void set_bits(QuantizationConfig& config, const JsonReader& json, std::string_view key,
+void set_bits(QuantizationScheme& config, const JsonReader& json, std::string_view key,
               std::initializer_list<int64_t> known) {
   const int64_t bits = json.integer(key, 1, 64);
   if (std::find(known.begin(), known.end(), bits) == known.end())
@@ -153,7 +155,7 @@ void read_awq(QuantizationConfig& config, const JsonReader& json) {
 
 // ---- fp8
 
-void set_blocks(QuantizationConfig& config, const JsonReader& json, std::string_view key) {
+void set_blocks(QuantizationScheme& config, const JsonReader& json, std::string_view key) {
   const std::vector<int64_t> block = json.integers(key, 1, int64_t{1} << 31);
   if (block != std::vector<int64_t>{128, 128})
     refuse(json, key, fmt::format("[{}]", fmt::join(block, ", ")), "blocks of [128, 128] are read");
@@ -207,7 +209,7 @@ void read_mxfp4(QuantizationConfig& config, const JsonReader& json) {
 // ---- compressed-tensors
 
 // The `weights` of a scheme.
-void read_weights(QuantizationConfig& config, const JsonReader& weights, const std::string& format) {
+void read_weights(QuantizationScheme& config, const JsonReader& weights, const std::string& format) {
   if (weights.has("dynamic") && weights.raw("dynamic")->kind() != JsonValue::Kind::boolean)
     refuse(weights, "weights.dynamic", quote(to_compact_json(*weights.raw("dynamic"))), "only false is honoured");
   require_false(weights, {"dynamic"});
@@ -273,40 +275,97 @@ void read_activations(const JsonReader& scheme) {
   scheme.ignore("input_activations", "saves time at run time; kernels here choose how they round activations");
 }
 
+bool is_format(std::string_view format) {
+  return format == "pack-quantized" || format == "int-quantized" || format == "float-quantized" ||
+         format == "naive-quantized";
+}
+constexpr std::string_view kFormats = "pack-quantized, int-quantized, float-quantized and naive-quantized are read";
+constexpr std::string_view kPattern = "re:";
+
+// The scheme of `config_groups.NAME`, of a config of that format. An error says which group it is.
+QuantizationScheme read_group(const JsonReader& json, const JsonReader& group, const std::string& name,
+                              const std::string& format) {
+  QuantizationScheme scheme;
+  scheme.place = json.file();
+  const std::string own = group.optional_string("format").value_or(format);
+  if (!is_format(own)) {
+    const bool stated = group.has("format");
+    refuse(json, stated ? "config_groups." + name + ".format" : "format", quote(own),
+           fmt::format("{}{}", kFormats, stated ? "" : ", and of different schemes each states its own"));
+  }
+  scheme.method = "compressed-tensors " + own;
+  try {
+    read_weights(scheme, group.object("weights"), own);
+    read_activations(group);
+  } catch (const Unsupported& error) {
+    throw Unsupported("{} (of 'config_groups.{}')", error.what(), name);
+  }
+  return scheme;
+}
+
+// The pattern that a target is; null for a name.
+std::shared_ptr<const Regex> pattern_of(const JsonReader& json, const std::string& target) {
+  if (!target.starts_with(kPattern)) return nullptr;
+  try {
+    return std::make_shared<const Regex>(target.substr(kPattern.size()), json.file() + ": a target of a scheme");
+  } catch (const Unsupported&) {
+    refuse(json, "targets", quote(target), "such a pattern is not read");
+  }
+}
+
+// The targets of groups that have different schemes, in the order of match_targets(): names, then patterns, each
+// sorted. Of two groups with the same target the later one has it.
+std::vector<QuantizationConfig::Target> targets_of(const JsonReader& json, const JsonReader& groups,
+                                                   const std::vector<size_t>& scheme_of_group) {
+  std::map<std::pair<bool, std::string>, size_t> sorted;
+  size_t index = 0;
+  for (const std::string& name : groups.keys()) {
+    for (const std::string& target : groups.object(name).strings("targets"))
+      sorted[{target.find(kPattern) != std::string::npos, target}] = scheme_of_group[index];
+    ++index;
+  }
+  std::vector<QuantizationConfig::Target> targets;
+  for (const auto& [key, scheme] : sorted) {
+    targets.push_back({key.second, pattern_of(json, key.second), scheme});
+  }
+  return targets;
+}
+
 void read_compressed_tensors(QuantizationConfig& config, const JsonReader& json) {
   const std::string format = json.optional_string("format").value_or("dense");
-  if (format != "pack-quantized" && format != "int-quantized" && format != "float-quantized" &&
-      format != "naive-quantized")
-    refuse(json, "format", quote(format),
-           "pack-quantized, int-quantized, float-quantized and naive-quantized are read");
+  if (!is_format(format) && format != "mixed-precision")
+    refuse(json, "format", quote(format), fmt::format("{}, and mixed-precision of them", kFormats));
   config.method += " " + format;
   if (const auto status = json.optional_string("quantization_status");
       status && *status != "compressed" && *status != "frozen")
     refuse(json, "quantization_status", quote(*status), "compressed weights are read");
 
-  // Schemes by the layers that they are for. With one, the tensors say which these are.
+  // Groups may share a scheme. Where all do, the tensors say which layers have it.
   const JsonReader groups = json.object("config_groups");
-  const JsonValue* first = nullptr;
-  std::string first_name;
+  std::vector<QuantizationScheme> schemes;
+  std::vector<std::string> first_groups;  // that have each scheme
+  std::vector<size_t> scheme_of_group;
   for (const std::string& name : groups.keys()) {
-    const JsonReader scheme = groups.object(name);
-    const JsonReader weights = scheme.object("weights");
-    if (first == nullptr) {
-      read_weights(config, weights, format);
-      first = &weights.value();
-      first_name = name;
-    } else if (!(weights.value() == *first)) {
-      throw Unsupported("{}: 'config_groups' {} and {} quantize weights in two ways; one is read", json.file(),
-                        quote(first_name), quote(name));
-    } else {
-      scheme.ignore("weights");
-    }
-    read_activations(scheme);
-    if (const auto own = scheme.optional_string("format"); own && *own != format)
-      refuse(scheme, "config_groups." + name + ".format", quote(*own), fmt::format("'format' is {}", format));
-    scheme.ignore("targets");
+    const JsonReader group = groups.object(name);
+    QuantizationScheme scheme = read_group(json, group, name, format);
+    const auto index = static_cast<size_t>(std::find(schemes.begin(), schemes.end(), scheme) - schemes.begin());
+    scheme_of_group.push_back(index);
+    if (index < schemes.size()) continue;
+    schemes.push_back(std::move(scheme));
+    first_groups.push_back(name);
   }
-  if (first == nullptr) json.fail("config_groups", "at least one scheme");
+  if (schemes.empty()) json.fail("config_groups", "at least one scheme");
+  if (schemes.size() == 1) {
+    static_cast<QuantizationScheme&>(config) = schemes[0];
+    for (const std::string& name : groups.keys()) groups.object(name).ignore("targets");
+  } else {
+    config.targets = targets_of(json, groups, scheme_of_group);
+    for (size_t i = 0; i < schemes.size(); ++i) {
+      schemes[i].place += fmt::format(": 'config_groups.{}'", first_groups[i]);
+      schemes[i].method += fmt::format(" as 'config_groups.{}' says", first_groups[i]);
+    }
+    config.schemes = std::move(schemes);
+  }
 
   config.ignored = optional_strings(json, "ignore");
   if (const auto sparsity = json.optional_object("sparsity_config")) {
@@ -361,6 +420,26 @@ std::optional<QuantizationConfig> QuantizationConfig::from_json(const JsonReader
   std::string known;
   for (const Method& method : kMethods) known += fmt::format("{}{}", known.empty() ? "" : ", ", method.name);
   throw Unsupported("{}: 'quant_method' is {}; read are {}", json.file(), quote(result.method), known);
+}
+
+const QuantizationScheme* QuantizationConfig::scheme_of(std::string_view layer) const {
+  if (schemes.empty()) return this;
+  TextWork work(layer.size());
+  const auto matches_name = [&](const Target& target) {
+    if (target.pattern == nullptr) return target.text == layer;
+    // A leftmost match begins at 0 if there is one that does.
+    Regex::Scanner scanner(*target.pattern, work);
+    scanner.scan(layer);
+    size_t begin = 0, end = 0;
+    return scanner.next(begin, end) && begin == 0;
+  };
+  const bool is_embedding = layer == "embed_tokens" || layer.ends_with(".embed_tokens");
+  const auto matches_class = [&](const Target& target) {
+    return target.text == (is_embedding ? "Embedding" : "Linear") || target.text == "Module";
+  };
+  auto found = std::find_if(targets.begin(), targets.end(), matches_name);
+  if (found == targets.end()) found = std::find_if(targets.begin(), targets.end(), matches_class);
+  return found == targets.end() ? nullptr : &schemes[found->scheme];
 }
 
 bool QuantizationConfig::ignores(std::string_view layer) const {

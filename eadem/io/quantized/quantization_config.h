@@ -8,14 +8,15 @@
 //   fp8                  e4m3 and e5m2, per tensor, per row, or with weight_block_size [128, 128]; beside them, where
 //                        `expert_dtype` of the config.json is fp4, layers of 4-bit floats (DeepSeek-V4)
 //   mxfp4                4 bits with a power of two for each 32 values (GPT-OSS)
-//   compressed-tensors   one scheme of weights; formats pack-quantized (4 and 8 bits), int-quantized (8),
-//                        naive-quantized and float-quantized (8)
+//   compressed-tensors   formats pack-quantized (4 and 8 bits), int-quantized (8), naive-quantized and float-quantized
+//                        (8); layers may have different schemes, of different formats
 //
 // Whatever else a config says and means is refused with its name. Activations that are to be quantized dynamically are
 // not an error: that is a way to save time at run time, and a kernel here chooses its own. Static scales of activations
 // are one, as they clip.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,13 +26,16 @@
 
 namespace eadem::io {
 
-struct QuantizationConfig {
+class Regex;
+
+// How a layer's weights are quantized.
+struct QuantizationScheme {
   // The layout of a layer's codes (quantized_layouts.h).
   enum class Layout : uint8_t { gptq, awq, packed, integers, floats, mxfp4 };
   // The values that share a scale. `unstated`: a tensor or a row, as the shape of the scales says.
   enum class Scope : uint8_t { unstated, tensor, row, group, block };
 
-  std::string place;   // "config.json: 'quantization_config'", for messages
+  std::string place;   // "config.json: 'quantization_config'", for messages; with several, that of this scheme
   std::string method;  // "gptq", "compressed-tensors pack-quantized"
   Layout layout = Layout::gptq;
   Scope scope = Scope::group;
@@ -44,11 +48,33 @@ struct QuantizationConfig {
   std::optional<Fp8Format::Kind> floats;  // Layout::floats, where it is stated
   // Layout::floats: `expert_dtype`, "fp4" or "fp8"; empty where it is not stated.
   std::string expert_dtype;
-  std::vector<std::string> ignored;  // layers that are not quantized
+
+  friend bool operator==(const QuantizationScheme&, const QuantizationScheme&) = default;
+};
+
+// The scheme of all layers, where there is but one.
+struct QuantizationConfig : QuantizationScheme {
+  // What a scheme is for, as compressed-tensors has it: the name of a layer, "re:" and a pattern that matches the
+  // beginning of one, or the class of PyTorch's modules, "Linear" or "Embedding".
+  struct Target {
+    std::string text;
+    std::shared_ptr<const Regex> pattern;  // null where there is no "re:"
+    size_t scheme;                         // index of `schemes`
+  };
+
+  std::vector<std::string> ignored;         // layers that are not quantized
+  std::vector<QuantizationScheme> schemes;  // of different layers; empty where there is but one
+  std::vector<Target> targets;              // of `schemes`; one that matches a name wins over those that follow
 
   // Nothing when the config.json `config` has neither `quantization_config` nor `compression_config`. Throws
   // DataCorrupted for what is malformed, Unsupported naming what is not read. Marks the key as read.
   static std::optional<QuantizationConfig> from_json(const JsonReader& config);
+
+  // The scheme of a layer whose codes are there; null when no target is for it. With several schemes, a layer has that
+  // of its name, or else of the first pattern that matches, in the order of their texts, or else of its class: the
+  // package's match_targets(). Of a file's names, those that end in "embed_tokens" are of Embedding, others of Linear.
+  // Throws InvalidArgument when a pattern takes too long.
+  const QuantizationScheme* scheme_of(std::string_view layer) const;
 
   // Whether `layer` is on the list of those that are not quantized: by its name, or by that of a module around it or of
   // its last part. Patterns ("re:…") are not looked at: what a file's tensors are says the same.

@@ -21,12 +21,19 @@ class QuantizedCheckpoint final : public WeightSource {
     std::unordered_map<std::string, QuantizedLayer> layer_at;  // keyed by the name of the codes
     std::unordered_set<std::string> parts;
     for (const WeightInfo& info : files_->tensors()) {
-      const std::string name = quantized_layer_of(config_, info);
+      const std::string name = layer_with(info);
       if (name.empty()) continue;
       if (config_.ignores(name))
         throw DataCorrupted("{}: the layer {} is quantized ({} is there); {} says that it is not", path(), quote(name),
                             quote(info.name), config_.place);
-      QuantizedLayer layer = describe_layer(*files_, config_, name);
+      const QuantizationScheme* scheme = config_.scheme_of(name);
+      if (scheme == nullptr)
+        throw DataCorrupted("{}: the layer {} is quantized ({} is there), but no target of the schemes of {} is for it",
+                            path(), quote(name), quote(info.name), config_.place);
+      if (quantized_layer_of(*scheme, info) != name)
+        throw DataCorrupted("{}: the layer {} should be {}, but {} is {} there", path(), quote(name), scheme->method,
+                            quote(info.name), info.type_name);
+      QuantizedLayer layer = describe_layer(*files_, *scheme, name);
       parts.insert(layer.parts.begin(), layer.parts.end());
       layer_at.emplace(info.name, std::move(layer));
     }
@@ -70,13 +77,22 @@ class QuantizedCheckpoint final : public WeightSource {
   std::vector<std::shared_ptr<const MappedFile>> files() const override { return files_->files(); }
 
  private:
+  // The layer whose codes the tensor is in the layout of any scheme, or "".
+  std::string layer_with(const WeightInfo& info) const {
+    if (config_.schemes.empty()) return quantized_layer_of(config_, info);
+    for (const QuantizationScheme& scheme : config_.schemes)
+      if (std::string name = quantized_layer_of(scheme, info); !name.empty()) return name;
+    return "";
+  }
+
   const QuantizedLayer& source_of(const WeightInfo& info) const {
     return sources_[static_cast<size_t>(&info - tensors().data())];
   }
 
   Tensor load(size_t index) const override {
     const QuantizedLayer& layer = sources_[index];
-    return layer.parts.empty() ? files_->get(tensors()[index].name) : load_layer(*files_, config_, layer);
+    if (layer.parts.empty()) return files_->get(tensors()[index].name);
+    return load_layer(*files_, *config_.scheme_of(layer.name), layer);
   }
 
   Tensor load_bytes(size_t index) const override {

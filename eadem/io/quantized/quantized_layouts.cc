@@ -17,8 +17,8 @@ namespace eadem::io {
 
 namespace {
 
-using Layout = QuantizationConfig::Layout;
-using Scope = QuantizationConfig::Scope;
+using Layout = QuantizationScheme::Layout;
+using Scope = QuantizationScheme::Scope;
 
 // The tensor that is a part of a layer.
 std::string part_name(Layout layout, std::string_view layer, std::string_view part) {
@@ -32,7 +32,7 @@ std::string described(const WeightInfo& info) {
 // The parts of a layer in a file, and the checks that they are what they should be.
 class Parts {
  public:
-  Parts(const WeightSource& files, const QuantizationConfig& config, const std::string& layer)
+  Parts(const WeightSource& files, const QuantizationScheme& config, const std::string& layer)
       : files_(files), config_(config), layer_(layer) {}
 
   bool has(std::string_view part) const { return files_.find(name(part)) != nullptr; }
@@ -76,7 +76,7 @@ class Parts {
   std::string name(std::string_view part) const { return part_name(config_.layout, layer_, part); }
 
   const WeightSource& files_;
-  const QuantizationConfig& config_;
+  const QuantizationScheme& config_;
   const std::string& layer_;
   std::vector<std::string> used_;
 };
@@ -120,7 +120,7 @@ ColumnGroups read_groups(const WeightSource& files, const std::string& name, int
 }
 
 // Whether the layer's columns have an order of their own.
-bool has_order(const WeightSource& files, const QuantizationConfig& config, Parts& parts, std::string_view part,
+bool has_order(const WeightSource& files, const QuantizationScheme& config, Parts& parts, std::string_view part,
                const std::string& name, int64_t columns, int64_t size, const WeightInfo& codes) {
   if (!parts.has(part)) {
     if (config.has_order) parts.require(part, {"I32"});  // refuses
@@ -134,7 +134,7 @@ bool has_order(const WeightSource& files, const QuantizationConfig& config, Part
   return ordered;
 }
 
-QuantizedLayer group_layer(const WeightSource& files, const QuantizationConfig& config, Parts& parts,
+QuantizedLayer group_layer(const WeightSource& files, const QuantizationScheme& config, Parts& parts,
                            const std::string& name, const Shape& shape, const WeightInfo& scales, bool ordered) {
   const GroupFormat format{config.bits, config.scope == Scope::group ? config.group_size : 0, dtype_of_scales(scales),
                            config.has_zeros, ordered};
@@ -149,7 +149,7 @@ QuantizedLayer group_layer(const WeightSource& files, const QuantizationConfig& 
 }
 
 // Rows of `in` columns are whole groups; the size of one.
-int64_t checked_group_size(const QuantizationConfig& config, const Parts& parts, const WeightInfo& codes, int64_t in) {
+int64_t checked_group_size(const QuantizationScheme& config, const Parts& parts, const WeightInfo& codes, int64_t in) {
   const int64_t size = config.scope == Scope::group ? config.group_size : in;
   if (in % size != 0)
     parts.fail(fmt::format("{}: rows of {} columns are no whole number of groups of {}", described(codes), in, size));
@@ -234,7 +234,7 @@ std::vector<int32_t> order_of(const WeightSource& files, const GroupWriter& writ
 
 // ---- gptq
 
-QuantizedLayer describe_gptq(const WeightSource& files, const QuantizationConfig& config, const std::string& name) {
+QuantizedLayer describe_gptq(const WeightSource& files, const QuantizationScheme& config, const std::string& name) {
   Parts parts(files, config, name);
   const WeightInfo& codes = parts.matrix("qweight", {"I32"});
   const int64_t per_word = 32 / config.bits, out = codes.shape[1];
@@ -249,7 +249,7 @@ QuantizedLayer describe_gptq(const WeightSource& files, const QuantizationConfig
 
 // A symmetric checkpoint writes the zero point 2^(bits - 1) all the same, in one of two ways: some writers leave out
 // the "less one" and do not say so.
-void check_middle_zeros(const WeightSource& files, const QuantizationConfig& config, const std::string& name,
+void check_middle_zeros(const WeightSource& files, const QuantizationScheme& config, const std::string& name,
                         const TensorView& words, int64_t groups, int64_t out) {
   const int middle = 1 << (config.bits - 1);
   const int first = code_in(words.as<int32_t>(), 0, config.bits);
@@ -264,7 +264,7 @@ void check_middle_zeros(const WeightSource& files, const QuantizationConfig& con
             quote(name), zero, g, o, first, config.place, middle);
 }
 
-Tensor load_gptq(const WeightSource& files, const QuantizationConfig& config, const QuantizedLayer& layer) {
+Tensor load_gptq(const WeightSource& files, const QuantizationScheme& config, const QuantizedLayer& layer) {
   const GroupWriter writer(layer);
   const int64_t out = layer.shape[0], in = layer.shape[1], per_word = 32 / config.bits;
   const Tensor words = files.get(layer.name + ".qweight"), zeros = files.get(layer.name + ".qzeros");
@@ -297,7 +297,7 @@ Tensor load_gptq(const WeightSource& files, const QuantizationConfig& config, co
 // The places of the codes of eight neighbouring outputs in their word.
 constexpr std::array<int64_t, 8> kAwqPlace = {0, 4, 1, 5, 2, 6, 3, 7};
 
-QuantizedLayer describe_awq(const WeightSource& files, const QuantizationConfig& config, const std::string& name) {
+QuantizedLayer describe_awq(const WeightSource& files, const QuantizationScheme& config, const std::string& name) {
   Parts parts(files, config, name);
   const WeightInfo& codes = parts.matrix("qweight", {"I32"});
   if (codes.shape[1] > (int64_t{1} << 40)) parts.fail(described(codes) + ": too large");
@@ -308,7 +308,7 @@ QuantizedLayer describe_awq(const WeightSource& files, const QuantizationConfig&
   return group_layer(files, config, parts, name, {out, in}, scales, false);
 }
 
-Tensor load_awq(const WeightSource& files, const QuantizationConfig&, const QuantizedLayer& layer) {
+Tensor load_awq(const WeightSource& files, const QuantizationScheme&, const QuantizedLayer& layer) {
   const GroupWriter writer(layer);
   const int64_t out = layer.shape[0], in = layer.shape[1];
   const Tensor words = files.get(layer.name + ".qweight"), zeros = files.get(layer.name + ".qzeros");
@@ -327,7 +327,7 @@ Tensor load_awq(const WeightSource& files, const QuantizationConfig&, const Quan
 
 // ---- packed
 
-QuantizedLayer describe_packed(const WeightSource& files, const QuantizationConfig& config, const std::string& name) {
+QuantizedLayer describe_packed(const WeightSource& files, const QuantizationScheme& config, const std::string& name) {
   Parts parts(files, config, name);
   const WeightInfo& codes = parts.matrix("weight_packed", {"I32"});
   const int64_t per_word = 32 / config.bits;
@@ -351,7 +351,7 @@ QuantizedLayer describe_packed(const WeightSource& files, const QuantizationConf
   return group_layer(files, config, parts, name, {out, in}, scales, ordered);
 }
 
-Tensor load_packed(const WeightSource& files, const QuantizationConfig& config, const QuantizedLayer& layer) {
+Tensor load_packed(const WeightSource& files, const QuantizationScheme& config, const QuantizedLayer& layer) {
   const GroupWriter writer(layer);
   const int64_t out = layer.shape[0], in = layer.shape[1];
   const Tensor words = files.get(layer.name + ".weight_packed");
@@ -382,7 +382,7 @@ Tensor load_packed(const WeightSource& files, const QuantizationConfig& config, 
 
 // ---- integers
 
-QuantizedLayer describe_integers(const WeightSource& files, const QuantizationConfig& config, const std::string& name) {
+QuantizedLayer describe_integers(const WeightSource& files, const QuantizationScheme& config, const std::string& name) {
   Parts parts(files, config, name);
   const WeightInfo& codes = parts.matrix("weight", {"I8"});
   const int64_t out = codes.shape[0], in = codes.shape[1];
@@ -397,7 +397,7 @@ QuantizedLayer describe_integers(const WeightSource& files, const QuantizationCo
   return group_layer(files, config, parts, name, codes.shape, scales, ordered);
 }
 
-Tensor load_integers(const WeightSource& files, const QuantizationConfig& config, const QuantizedLayer& layer) {
+Tensor load_integers(const WeightSource& files, const QuantizationScheme& config, const QuantizedLayer& layer) {
   const GroupWriter writer(layer);
   const int64_t out = layer.shape[0], in = layer.shape[1];
   const Tensor bytes = files.get_bytes(layer.name + ".weight");
@@ -419,7 +419,7 @@ Tensor load_integers(const WeightSource& files, const QuantizationConfig& config
 // ---- floats
 
 // The part with the scales; where there is none, the one that is usual.
-std::string_view scale_part(const Parts& parts, const QuantizationConfig& config) {
+std::string_view scale_part(const Parts& parts, const QuantizationScheme& config) {
   std::string_view found;
   for (const std::string_view part : {"weight_scale_inv", "weight_scale", "scale"}) {
     if (!parts.has(part)) continue;
@@ -448,7 +448,7 @@ float power_of_two(uint8_t exponent) {
 
 bool are_4_bit_floats(const WeightInfo& codes) { return codes.type_name == "I8" || codes.type_name == "U8"; }
 
-QuantizedLayer describe_4_bit_floats(const WeightSource& files, const QuantizationConfig& config,
+QuantizedLayer describe_4_bit_floats(const WeightSource& files, const QuantizationScheme& config,
                                      const std::string& name) {
   Parts parts(files, config, name);
   const WeightInfo& codes = parts.matrix("weight", {"I8", "U8"});
@@ -478,7 +478,7 @@ Tensor blocks_of_4_bit_floats(const QuantizedLayer& layer, const Tensor& codes, 
   return result;
 }
 
-QuantizedLayer describe_floats(const WeightSource& files, const QuantizationConfig& config, const std::string& name) {
+QuantizedLayer describe_floats(const WeightSource& files, const QuantizationScheme& config, const std::string& name) {
   Parts parts(files, config, name);
   if (are_4_bit_floats(*files.find(name + ".weight"))) return describe_4_bit_floats(files, config, name);
   const WeightInfo& codes = parts.matrix("weight", {"F8_E4M3", "F8_E5M2"});
@@ -503,7 +503,7 @@ QuantizedLayer describe_floats(const WeightSource& files, const QuantizationConf
   return {name, WeightType(DType::bf16, encoding), codes.shape, parts.used()};
 }
 
-Tensor load_floats(const WeightSource& files, const QuantizationConfig& config, const QuantizedLayer& layer) {
+Tensor load_floats(const WeightSource& files, const QuantizationScheme& config, const QuantizedLayer& layer) {
   const Tensor codes = files.get_bytes(layer.name + ".weight");
   const Parts parts(files, config, layer.name);
   const std::string scale_name = fmt::format("{}.{}", layer.name, scale_part(parts, config));
@@ -527,7 +527,7 @@ Tensor load_floats(const WeightSource& files, const QuantizationConfig& config, 
 
 // ---- mxfp4
 
-QuantizedLayer describe_mxfp4(const WeightSource& files, const QuantizationConfig& config, const std::string& name) {
+QuantizedLayer describe_mxfp4(const WeightSource& files, const QuantizationScheme& config, const std::string& name) {
   Parts parts(files, config, name);
   const WeightInfo& codes = parts.require("blocks", {"U8"});
   const int rank = codes.shape.rank();
@@ -539,7 +539,7 @@ QuantizedLayer describe_mxfp4(const WeightSource& files, const QuantizationConfi
   return {name, WeightType(DType::f32, BlockEncoding::find("mxfp4")), Shape(dims), parts.used()};
 }
 
-Tensor load_mxfp4(const WeightSource& files, const QuantizationConfig& config, const QuantizedLayer& layer) {
+Tensor load_mxfp4(const WeightSource& files, const QuantizationScheme& config, const QuantizedLayer& layer) {
   const auto part = [&](std::string_view name) { return files.get(part_name(config.layout, layer.name, name)); };
   return blocks_of_4_bit_floats(layer, part("blocks"), part("scales"));
 }
@@ -548,8 +548,8 @@ Tensor load_mxfp4(const WeightSource& files, const QuantizationConfig& config, c
 
 struct LayoutCode {
   std::string_view codes;  // the part that holds them
-  QuantizedLayer (*describe)(const WeightSource&, const QuantizationConfig&, const std::string&);
-  Tensor (*load)(const WeightSource&, const QuantizationConfig&, const QuantizedLayer&);
+  QuantizedLayer (*describe)(const WeightSource&, const QuantizationScheme&, const std::string&);
+  Tensor (*load)(const WeightSource&, const QuantizationScheme&, const QuantizedLayer&);
 };
 
 const LayoutCode& code_of(Layout layout) {
@@ -562,7 +562,7 @@ const LayoutCode& code_of(Layout layout) {
 
 }  // namespace
 
-std::string quantized_layer_of(const QuantizationConfig& config, const WeightInfo& tensor) {
+std::string quantized_layer_of(const QuantizationScheme& config, const WeightInfo& tensor) {
   const std::string suffix = part_name(config.layout, "", code_of(config.layout).codes);
   if (!tensor.name.ends_with(suffix) || tensor.name.size() == suffix.size()) return "";
   // Plain layers have a part of this name, too.
@@ -573,11 +573,11 @@ std::string quantized_layer_of(const QuantizationConfig& config, const WeightInf
   return tensor.name.substr(0, tensor.name.size() - suffix.size());
 }
 
-QuantizedLayer describe_layer(const WeightSource& files, const QuantizationConfig& config, const std::string& name) {
+QuantizedLayer describe_layer(const WeightSource& files, const QuantizationScheme& config, const std::string& name) {
   return code_of(config.layout).describe(files, config, name);
 }
 
-Tensor load_layer(const WeightSource& files, const QuantizationConfig& config, const QuantizedLayer& layer) {
+Tensor load_layer(const WeightSource& files, const QuantizationScheme& config, const QuantizedLayer& layer) {
   return code_of(config.layout).load(files, config, layer);
 }
 

@@ -47,13 +47,13 @@ struct QuantizedLayer {
 };
 
 // The layer whose codes `tensor` is, or "" when it is no layer's codes in this layout.
-std::string quantized_layer_of(const QuantizationConfig& config, const WeightInfo& tensor);
+std::string quantized_layer_of(const QuantizationScheme& config, const WeightInfo& tensor);
 
 // Layer `name` by its headers (and its g_idx). Throws NotFound for a part that is missing, DataCorrupted for parts that
 // contradict one another or the config, Unsupported; all name the file and the tensor.
-QuantizedLayer describe_layer(const WeightSource& files, const QuantizationConfig& config, const std::string& name);
+QuantizedLayer describe_layer(const WeightSource& files, const QuantizationScheme& config, const std::string& name);
 
 // Its planes, one after another. Throws DataCorrupted for values that contradict the config.
-Tensor load_layer(const WeightSource& files, const QuantizationConfig& config, const QuantizedLayer& layer);
+Tensor load_layer(const WeightSource& files, const QuantizationScheme& config, const QuantizedLayer& layer);
 
 }  // namespace eadem::io

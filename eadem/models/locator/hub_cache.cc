@@ -135,7 +135,12 @@ std::optional<std::string> path_in_snapshot(const ModelName& name, const fs::pat
       return std::nullopt;
     }
   }
-  if (const auto file = choose_gguf(name, files, snapshot.string())) return (snapshot / *file).string();
+  if (const auto file = choose_gguf(name, files, snapshot.string())) {
+    const auto missing = missing_part(*file, files);
+    if (!missing) return (snapshot / *file).string();
+    reason = "lacks " + *missing;
+    return std::nullopt;
+  }
   // Files of pickles are left to the reader of weights, which says why it does not read them.
   if (name.tag.empty() && has("config.json") && (has("pytorch_model.bin") || has("pytorch_model.bin.index.json")))
     return snapshot.string();

@@ -77,6 +77,11 @@ std::optional<FoundModel> find_in_llama_cpp(const ModelName& name, const std::st
   }
   if (!chosen) chosen = choose_gguf(name, files, root->string());
   if (!chosen) return std::nullopt;
+  std::sort(files.begin(), files.end());
+  if (const auto missing = missing_part(*chosen, files)) {
+    obstacles.push_back(fmt::format("{} in {} is not there", prefix + *missing, root->string()));
+    return std::nullopt;
+  }
   return FoundModel{(*root / (prefix + *chosen)).string(), "llama.cpp's cache"};
 }
 

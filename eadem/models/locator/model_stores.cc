@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "eadem/core/error.h"
+#include "eadem/io/gguf_parts.h"
 
 namespace eadem::models {
 
@@ -30,23 +31,14 @@ bool is_choice(std::string_view text) {
                      [](char c) { return is_alphanumeric(c) || c == '-' || c == '.' || c == '/'; });
 }
 
-bool is_digits(std::string_view text) {
-  return std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
 // Whether a file is a model by itself: a whole one, or the first part of one, and none that accompanies a model.
 bool is_gguf_model(const std::string& file) {
-  constexpr std::string_view kEnding = ".gguf", kPart = "-00001-of-00002";
-  if (!file.ends_with(kEnding)) return false;
+  if (!file.ends_with(".gguf")) return false;
   const std::string name = fs::path(file).filename().string();
   for (const char* word : {"mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-"})
     if (name.find(word) != std::string::npos) return false;
-  const std::string_view stem = std::string_view(name).substr(0, name.size() - kEnding.size());
-  if (stem.size() <= kPart.size()) return true;
-  const std::string_view part = stem.substr(stem.size() - kPart.size());
-  const bool is_part =
-      part[0] == '-' && is_digits(part.substr(1, 5)) && part.substr(6, 4) == "-of-" && is_digits(part.substr(10));
-  return !is_part || part.substr(1, 5) == "00001";
+  const std::optional<io::GgufPartName> part = io::GgufPartName::parse(name);
+  return !part || part->number == 1;
 }
 
 // Whether `tag` stands in the name with a dot or a hyphen behind it, as llama.cpp looks for it.
@@ -123,6 +115,14 @@ std::optional<std::string> choose_gguf(const ModelName& name, const std::vector<
   const std::string tag = name.tag.empty() ? "" : ":" + name.tag;
   throw InvalidArgument("{}{} may be any of {} GGUF files in {}; say which: {}", name.repository(), tag, fitting.size(),
                         where, choices);
+}
+
+std::optional<std::string> missing_part(const std::string& file, const std::vector<std::string>& files) {
+  const std::optional<io::GgufPartName> first = io::GgufPartName::parse(file);
+  if (!first) return std::nullopt;
+  for (int64_t number = 1; number <= first->count; ++number)
+    if (std::string part = first->of(number); !std::binary_search(files.begin(), files.end(), part)) return part;
+  return std::nullopt;
 }
 
 }  // namespace eadem::models

@@ -49,4 +49,8 @@ std::optional<std::filesystem::path> existing_folder(const std::string& folder);
 std::optional<std::string> choose_gguf(const ModelName& name, const std::vector<std::string>& files,
                                        const std::string& where);
 
+// The first part that `files`, which are sorted, lack of the split model that begins with `file`; nothing when all are
+// there, or the file is whole.
+std::optional<std::string> missing_part(const std::string& file, const std::vector<std::string>& files);
+
 }  // namespace eadem::models

@@ -5,6 +5,7 @@ with the weights that they mean.
     pip install torch transformers safetensors numpy compressed-tensors==0.20.0
     python tests/data/checkpoints/make_checkpoints.py     writes a folder per checkpoint beside this script
 
+targets.json                                   which target of several the package takes for a layer
 FOLDER/config.json, FOLDER/model.safetensors   the checkpoint, as its format's own tools lay it out
 FOLDER/expected.safetensors                    `prompt`; `logits` (f32) and `logits_f64` with the decoded weights;
                                                `logits_kept` (f64) as `run_kept` says
@@ -24,6 +25,7 @@ from transformers import AutoConfig
 
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.utils.match import match_targets
 
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "golden"))
@@ -43,10 +45,10 @@ def to_8_bits(x, size):
     return ((steps * (127 / largest)).round() * (largest / 127)).reshape(x.shape)
 
 
-def has_one_scale(quantization):
-    """Whether every output has one scale."""
+def has_one_scale(quantization, name):
+    """Whether every output of a layer has one scale."""
     if quantization["quant_method"] == "compressed-tensors":
-        return quantization["config_groups"]["group_0"]["weights"]["strategy"] == "channel"
+        return group_of_layer(quantization, name)["weights"]["strategy"] == "channel"
     return quantization.get("group_size") == -1
 
 
@@ -61,9 +63,9 @@ def run_kept(config, quantization, weights, tensors, prompt):
             continue
         order = torch.arange(module.in_features) if group_of is None else torch.argsort(group_of, stable=True)
 
-        def quantize_x(module, inputs, order=order):
+        def quantize_x(module, inputs, name=name, order=order):
             x = torch.empty_like(inputs[0])
-            size = min(256, module.in_features) if has_one_scale(quantization) else 32
+            size = min(256, module.in_features) if has_one_scale(quantization, name) else 32
             x[..., order] = to_8_bits(inputs[0][..., order], size)
             return (x,)
 
@@ -216,6 +218,29 @@ def compressed(format, activations=None, ignore=("lm_head",), scale_dtype=torch.
     return config, layer
 
 
+def group_of_layer(quantization, name):
+    """The group whose scheme the package gives a layer of torch.nn.Linear."""
+    groups = quantization["config_groups"].values()
+    target = match_targets(name, torch.nn.Linear(1, 1), [target for group in groups for target in group["targets"]])[0]
+    return next(group for group in reversed(groups) if target in group["targets"])
+
+
+def mixed(format, *groups):
+    """A scheme for each group: targets, format of its own (or None), and weights as compressed() takes them."""
+    config, layers = None, []
+    for i, (targets, own, weights) in enumerate(groups):
+        one, layer = compressed(own or format, **weights)
+        one["config_groups"]["group_0"] |= dict(targets=targets) | (dict(format=own) if own else {})
+        config = config or one | dict(format=format, config_groups={})
+        config["config_groups"][f"group_{i}"] = one["config_groups"]["group_0"]
+        layers.append(layer)
+
+    def layer(name, weight):
+        return layers[list(config["config_groups"].values()).index(group_of_layer(config, name))](name, weight)
+
+    return config, layer
+
+
 # ------------------------------------------------------------------ fp8 as DeepSeek and Qwen publish it
 
 def fp8(kind="e4m3", block=(128, 128), scale_dtype=torch.float32):
@@ -272,6 +297,19 @@ CHECKPOINTS = {
         "float-quantized", num_bits=8, type="float", symmetric=True, strategy="channel")),
     "float8_block": ("llama", torch.bfloat16, dict(intermediate_size=136), compressed(
         "float-quantized", num_bits=8, type="float", symmetric=True, strategy="block", block_structure=[128, 128])),
+    # A name before a pattern, the first pattern in the order of their texts, and a class after both.
+    "mixed_formats": ("llama", torch.bfloat16, {}, mixed(
+        "mixed-precision",
+        (["Linear"], "int-quantized", dict(num_bits=8, type="int", symmetric=True, strategy="channel")),
+        (["re:.*self_attn\\.(q|k|v)_proj$", "re:.*down_proj"], "pack-quantized",
+         dict(num_bits=4, type="int", symmetric=False, strategy="group", group_size=32)),
+        (["model.layers.0.mlp.down_proj", "re:.*(gate|v)_proj"], "float-quantized",
+         dict(num_bits=8, type="float", symmetric=True, strategy="channel")))),
+    "mixed_bits": ("llama", torch.bfloat16, {}, mixed(
+        "pack-quantized",
+        (["re:model\\.layers\\.\\d+\\.mlp"], None,
+         dict(num_bits=8, type="int", symmetric=True, strategy="group", group_size=64)),
+        (["Linear"], None, dict(num_bits=4, type="int", symmetric=True, strategy="group", group_size=32)))),
     "fp8_block": ("qwen3", torch.bfloat16, dict(hidden_size=136), fp8()),
     "fp8_e5m2": ("llama", torch.bfloat16, {}, fp8(kind="e5m2", block=None, scale_dtype=torch.bfloat16)),
 }
@@ -315,6 +353,35 @@ def write_checkpoint(name, model_type, dtype, sizes, config_and_layer):
     print(f"{name}: |f32 - f64| {error:.1e}, kept {cost:.2%} off, largest logit {logits['logits'].abs().max():.2f}")
 
 
+# Groups of targets, and layers that they are asked about.
+TARGETS = [
+    [["Linear"], ["re:.*mlp.*", "model.layers.1.mlp.up_proj"], ["re:.*up_proj$"]],
+    [["re:.*up_proj", "re:.*down_proj$"], ["re:.*mlp"], ["Embedding", "lm_head"]],
+    [["re:model.layers.[0-4].*"], ["re:model\\.layers\\.(1|11)\\."], ["Linear", "Embedding"]],
+    [["re:layers.*"], ["re:^model.*q_proj$"], ["re:.*[qk]_proj"], ["mlp", "Linear"]],
+    [["re:^(?!.*mlp).*q_proj"], ["re:.*\\d{2}\\."], ["Module"], ["LlamaMLP"]],
+    [["Linear", "model.layers.1.mlp.up_proj"], ["Linear"], ["model.layers.1.mlp.up_proj"]],
+    [["re:.*proj"], ["re:.*proj$"], ["re:.*(up|down)_proj"], ["re:.*_proj"]],
+    [["model.layers.11.self_attn.q_proj"], ["re:"], ["re:.*q_proj.*x"]],
+    [["up_proj"], ["re:.*up_proj.weight"], ["Embedding"], ["model"]],
+]
+LAYERS = ["model.embed_tokens", "lm_head", "model.layers.1.mlp.up_proj", "model.layers.11.mlp.up_proj",
+          "model.layers.2.mlp.down_proj", "model.layers.11.self_attn.q_proj", "model.layers.0.self_attn.k_proj",
+          "layers.0.self_attn.o_proj", "model.layers.3.mlp.experts.17.gate_proj"]
+
+
+def write_targets():
+    """Rows of groups, layer, and the group whose scheme the package gives the layer (null for none)."""
+    rows = []
+    for groups in TARGETS:
+        group_of = {target: i for i, targets in enumerate(groups) for target in targets}
+        for name in LAYERS:
+            module = torch.nn.Embedding(1, 1) if name.endswith("embed_tokens") else torch.nn.Linear(1, 1)
+            found = match_targets(name, module, group_of)
+            rows.append([groups, name, group_of[found[0]] if found else None])
+    (HERE / "targets.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+
+
 def shapes_of(config):
     from transformers import AutoModelForCausalLM
     with torch.device("meta"):
@@ -325,6 +392,7 @@ def shapes_of(config):
 def main():
     for name, row in CHECKPOINTS.items():
         write_checkpoint(name, *row)
+    write_targets()
 
 
 if __name__ == "__main__":

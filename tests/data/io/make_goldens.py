@@ -64,9 +64,12 @@ def make_safetensors(path):
     path.write_bytes(safetensors.serialize(tensors, {"format": "pt", "note": 'a "quoted" grüße'}))
 
 
-def make_gguf(path):
+def make_gguf(path, tensors_of_a_part=0):
+    """With a number of tensors, they are split into PATH-00001-of-0000N.gguf, the first of which has none."""
     rng = numpy.random.default_rng(8)
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(
+        path, "llama", split_max_tensors=tensors_of_a_part, small_first_shard=tensors_of_a_part > 0
+    )
     writer.add_uint8("t.u8", 200)
     writer.add_int8("t.i8", -100)
     writer.add_uint16("t.u16", 60000)
@@ -119,6 +122,7 @@ def main():
     shared = pathlib.Path(sys.argv[1])
     make_safetensors(HERE / "from_python.safetensors")
     make_gguf(HERE / "from_python.gguf")
+    make_gguf(HERE / "split_from_python.gguf", tensors_of_a_part=3)
     make_plain_gguf(HERE / "plain_from_python.gguf")
     digests = {"own": {}, "shared": {}}
     for name in ("from_python.safetensors", "from_python.gguf", "../stories260K/stories260K.gguf"):
