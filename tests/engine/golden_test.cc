@@ -148,7 +148,8 @@ INSTANTIATE_TEST_SUITE_P(Transformers, GoldenModel,
                                          "gemma3", "gemma3_mixed", "qwen3_moe", "qwen3_moe_all", "mixtral", "qwen2_moe",
                                          "glm4_moe", "ernie4_5_moe", "deepseek_v2", "deepseek_v3", "gemma3_multimodal",
                                          "gemma4_multimodal", "mistral3_multimodal", "qwen3_vl_multimodal",
-                                         "llama4_multimodal", "mistral4_multimodal"));
+                                         "llama4_multimodal", "mistral4_multimodal", "lfm2_vl_multimodal",
+                                         "deepseek_vl_multimodal"));
 
 std::vector<const char*> family_folders() {
   std::vector<const char*> folders;
