@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table of docs/models.md that says what each model type is tested against; with --update, writes it.
+"""The table of docs/models.md that says what each model type is tested against; with --update, writes it. Checks that
+the table above it names the families of the code, their model types and GGUF architectures.
 
     models_table.py [ROOT] [--update]
 
@@ -18,17 +19,35 @@ BEGIN, END = "<!-- made by tests/docs/models_table.py --update -->\n", "<!-- end
 EXACT, ROUNDED, FOLDED = "the same weights", "numbers rounded once", "multipliers folded into weights"
 
 
-def model_types(root):
-    """Model type -> its GGUF architectures, of every family in the order of files."""
-    types = {}
+def families(root):
+    """Family -> its model types, each with its GGUF architectures, in the order of files."""
+    result = {}
     for file in sorted((root / "eadem/models/families").rglob("*.cc"), key=lambda file: file.name):
-        for table in re.findall(r"constexpr ModelType k\w+\[\] = (.*?);", file.read_text(), re.DOTALL):
+        text = file.read_text()
+        types = result.setdefault(re.search(r'ModelFamily kFamily = \{\s*\.name = "(\w+)"', text)[1], {})
+        for table in re.findall(r"constexpr ModelType k\w+\[\] = (.*?);", text, re.DOTALL):
             for row in re.findall(r"\{([^{}]*)\}", table):
                 named = dict(re.findall(r'\.(\w+) = "([^"]*)"', row))
                 plain = re.findall(r'"([^"]*)"', row)
                 architecture = named.get("gguf_architecture", "") if named else plain[1]
                 types.setdefault(named.get("name") or plain[0], []).extend([architecture] if architecture else [])
-    return types
+    return result
+
+
+def model_types(root):
+    """Model type -> its GGUF architectures, of every family in the order of files."""
+    return {name: architectures for types in families(root).values() for name, architectures in types.items()}
+
+
+def wrong_families(root, text):
+    """What the table of families, which is written by hand, says otherwise than the code, or None."""
+    names = lambda cell: {name.strip() for name in re.sub(r"\([^)]*\)|, with .*|–", "", cell).split(",") if name.strip()}
+    rows = {family: (names(types), names(architectures))
+            for family, types, architectures in re.findall(r"^\| `(\w+)` \| ([^|]*) \| ([^|]*) \|", text, re.MULTILINE)}
+    known = {family: (set(types), {name for architectures in types.values() for name in architectures})
+             for family, types in families(root).items()}
+    return next((f"docs/models.md: the row of {family} has {rows.get(family)}; the code has {known.get(family)}"
+                 for family in sorted(known.keys() | rows.keys()) if rows.get(family) != known.get(family)), None)
 
 
 def golden_rows(root):
@@ -80,6 +99,8 @@ def problem(root, update=False):
     made = text[:begin] + "\n" + table(root) + "\n" + text[end:]
     if update:
         page.write_text(made, encoding="utf-8")
+    elif wrong := wrong_families(root, text):
+        return wrong
     elif made != text:
         return "docs/models.md is not what the tests' tables say; run tests/docs/models_table.py --update"
     return None

@@ -7,10 +7,13 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <set>
 #include <sstream>
 
 #include "eadem/engine/llm.h"
 #include "eadem/io/safetensors.h"
+#include "eadem/models/config/model_config.h"
 #include "tests/engine/golden_families.h"
 #include "tests/engine/step_loop.h"
 #include "tests/support/f32_error.h"
@@ -143,12 +146,41 @@ TEST(Golden, LongropeBeyondItsOriginalContext) {
   expect_logits_and_tokens(folder, "long.safetensors", options);
 }
 
+// Experts that no token of a prompt chooses have no rows to compute. As many are chosen as in transformers.
+TEST(Golden, SomeExpertsAreChosenByNobody) {
+  struct Case {
+    const char* folder;
+    int64_t experts;
+    std::vector<size_t> chosen;  // of each layer that has experts
+  };
+  for (const Case& c : {Case{"minimax_m2", 7, {4, 6}}, Case{"gpt_oss", 5, {4, 3}}, Case{"glm4_moe", 9, {8}},
+                        Case{"deepseek_v3", 8, {7}}}) {
+    const fs::path folder = fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / c.folder;
+    const models::Checkpoint checkpoint = models::open_checkpoint(folder.string());
+    EXPECT_EQ(checkpoint.model->config()->num_experts, c.experts) << c.folder;
+    const auto engine =
+        InferEngine::from_checkpoint(checkpoint, open_device("cpu", {.num_threads = 1}), exact_options());
+    std::map<int, std::set<int32_t>> chosen;
+    engine->hooks().register_hook("*.route.experts", [&](const std::string&, const TensorView& rows, int layer) {
+      chosen[layer].insert(rows.as<int32_t>(), rows.as<int32_t>() + rows.num_elements());
+    });
+    const Tensor prompt = io::open_weights((folder / "expected.safetensors").string())->get("prompt");
+    const int32_t* ids = prompt.view.as<int32_t>();
+    const auto count = static_cast<int32_t>(prompt.view.num_elements());
+    engine->forward({.input_ids = {ids, ids + count}, .input_lengths = {count}, .cache_lengths = {0}});
+    std::vector<size_t> counts;
+    for (const auto& [layer, experts] : chosen) counts.push_back(experts.size());
+    EXPECT_EQ(counts, c.chosen) << c.folder;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Transformers, GoldenModel,
                          testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "yarn", "linear",
                                          "gemma3", "gemma3_mixed", "qwen3_moe", "qwen3_moe_all", "mixtral", "qwen2_moe",
                                          "glm4_moe", "ernie4_5_moe", "deepseek_v2", "deepseek_v3", "gemma3_multimodal",
                                          "gemma4_multimodal", "mistral3_multimodal", "qwen3_vl_multimodal",
-                                         "llama4_multimodal", "mistral4_multimodal"));
+                                         "llama4_multimodal", "mistral4_multimodal", "lfm2_vl_multimodal",
+                                         "deepseek_vl_multimodal"));
 
 std::vector<const char*> family_folders() {
   std::vector<const char*> folders;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the seeds of the corpora of safetensors, gguf, config_json, tokenizer_json, sentencepiece, quantized_checkpoint,
 pack_cache and chat_template
-(corpus/<name>/seed_*).
+(corpus/<name>/seed_*), and the words of families in config_json.dict.
 
     python tests/fuzz/make_seeds.py
 
@@ -11,8 +11,12 @@ import json
 import pathlib
 import shutil
 import struct
+import sys
 
 HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "docs"))
+import models_table  # noqa: E402
+
 GOLDENS = HERE.parent / "data" / "io"
 MODELS = HERE.parent / "data" / "golden"
 
@@ -125,8 +129,47 @@ models_of = HERE.parent / "data" / "tokenizer"
 save("sentencepiece", "unigram", (models_of / "spm_unigram.model").read_bytes())
 save("sentencepiece", "bpe_cut", (models_of / "spm_bpe.model").read_bytes()[:2500])
 save("config_json", "values", b'[null,true,false,0,-1,1.5e-3,"\\ud83d\\ude00",{},[]]')
-for config in sorted(MODELS.glob("*/config*.json")):
+# Both spellings of a config, with each kind of rope scaling; and one seed for each other model type and for each text
+# model within another model: the smallest config.json of the goldens.
+SPELLED = ("linear", "llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "yarn")
+for config in sorted(file for name in SPELLED for file in (MODELS / name).glob("config*.json")):
     save("config_json", f"{config.parent.name}_{config.stem}", config.read_bytes())
+smallest = {}
+for config in sorted(MODELS.glob("*/config.json")):
+    value = json.loads(config.read_text())
+    if value.get("model_type", "llama") in SPELLED:
+        continue
+    text = json.dumps(value, separators=(",", ":")).encode()
+    name = "_with_".join([value["model_type"]] + [part["model_type"] for part in [value.get("text_config")] if part])
+    smallest[name] = min(smallest.get(name, text), text, key=len)
+shared = json.loads(smallest["granitemoe"]) | {"model_type": "granitemoeshared", "shared_intermediate_size": 24}
+smallest["granitemoeshared"] = json.dumps(shared, separators=(",", ":")).encode()
+smallest["voxtral"] = b'{"model_type":"voxtral","text_config":{},"projector_hidden_act":"gelu"}'
+types = models_table.model_types(HERE.parents[1])
+assert types.keys() <= {*smallest, *SPELLED}, types.keys() - {*smallest, *SPELLED}
+for name, text in smallest.items():
+    save("config_json", name, text)
+
+
+def words_of(value):
+    """The keys and the strings of a config, as they stand in it."""
+    if isinstance(value, dict):
+        for key, member in value.items():
+            yield json.dumps(key)
+            yield from words_of(member)
+    elif isinstance(value, list):
+        for member in value:
+            yield from words_of(member)
+    elif isinstance(value, str):
+        yield json.dumps(value)
+
+
+DICTIONARY, MADE = HERE / "config_json.dict", "# Of the goldens' configs; made by make_seeds.py.\n"
+by_hand = DICTIONARY.read_text().split(MADE)[0]
+every = {word for config in MODELS.glob("*/config*.json") for word in words_of(json.loads(config.read_text()))}
+every |= {json.dumps(name) for name in types}
+entries = {json.dumps(word) for word in every} - set(by_hand.splitlines())
+DICTIONARY.write_text(by_hand + MADE + "\n".join(sorted(entries)) + "\n")
 shutil.copy(GOLDENS / "from_python.safetensors", HERE / "corpus" / "safetensors" / "seed_from_python")
 shutil.copy(GOLDENS / "from_python.gguf", HERE / "corpus" / "gguf" / "seed_from_python")
 

@@ -124,7 +124,7 @@ TEST_F(MultimodalFiles, TheHeadIsTiedWhereThereIsNone) {
 // transformers ties no head of these types, though their configurations may say so.
 TEST_F(MultimodalFiles, SomeTypesTieNothing) {
   const Checkpoint golden_model = open_checkpoint(golden("mistral3_multimodal"));
-  for (const char* type : {"voxtral", "qwen2_audio", "llama4"}) {
+  for (const char* type : {"voxtral", "qwen2_audio", "llama4", "audioflamingo3", "musicflamingo"}) {
     const io::JsonReader stated = io::JsonReader::read(golden("mistral3_multimodal") + "/config.json");
     io::JsonValue config = io::parse_json(io::to_json(stated.value()), type);
     config.set("model_type", type).set("tie_word_embeddings", true);
@@ -172,6 +172,13 @@ TEST(Multimodal, SizesThatAreNotStatedAreThoseOfTransformers) {
   EXPECT_EQ(voxtral.num_attention_heads, 32);
   EXPECT_EQ(voxtral.num_key_value_heads, 8);
   EXPECT_EQ(voxtral.rope_theta, 1e8);
+  const ModelConfig sounds = *model_of(R"({"model_type": "glmasr", "text_config": {"hidden_size": 64}})")->config();
+  EXPECT_EQ(sounds.vocab_size, 59264);
+  EXPECT_EQ(sounds.num_attention_heads, 16);
+  EXPECT_EQ(sounds.head_dim, 4);
+  EXPECT_EQ(sounds.max_position_embeddings, 8192);
+  EXPECT_EQ(model_of(R"({"model_type": "lfm2_vl", "text_config": {}})")->info().hidden, 2560);
+  EXPECT_EQ(model_of(R"({"model_type": "exaone4_5", "text_config": {}})")->config()->vocab_size, 102400);
   const ModelConfig experts = *model_of(R"({"model_type": "qwen3_5_moe", "text_config": {}})")->config();
   EXPECT_EQ(experts.num_hidden_layers, 40);
   EXPECT_EQ(experts.num_experts, 256);
@@ -201,6 +208,7 @@ TEST(Multimodal, WhatIsNotUnderstoodIsRefused) {
   EXPECT_HAS(test::refusal([] { model_of(R"({"model_type": "gemma3", "text_config": {"depth_gate": 1}})"); }),
              "'depth_gate'");
   EXPECT_HAS(test::refusal([] { model_of(R"({"model_type": "paligemma", "text_config": {}})"); }), "paligemma");
+  EXPECT_HAS(test::refusal([] { model_of(R"({"model_type": "qwen3_vl_moe", "text_config": {}})"); }), "qwen3_vl_moe");
 }
 
 }  // namespace

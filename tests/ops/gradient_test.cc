@@ -5,6 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
 
 #include "eadem/ops/all_ops.h"
 #include "tests/support/values.h"
@@ -17,6 +21,8 @@ using kernels::ActivationKind;
 using kernels::Pass;
 using ops::Saved;
 
+std::set<std::string> checked;  // names of the ops of the test that runs
+
 // sum over the outputs of weight * y (of those that are no indices), and the outputs with their extra tensors.
 double loss(const ops::Op& op, std::span<const RefTensor> inputs, std::span<const RefTensor> weights,
             std::vector<RefTensor>& outputs) {
@@ -27,10 +33,25 @@ double loss(const ops::Op& op, std::span<const RefTensor> inputs, std::span<cons
   return sum;
 }
 
+// Central difference over h: truncation h^2 |f'''| / 6, and the roundings of two sums over 2h. With h = 2^-17, third
+// derivatives below 2^10 and losses below 2^6 of at most 2^8 terms, 2^-26 + 2^(6 + 8 - 53 + 16) = 2^-26 + 2^-23.
+constexpr double kStep = 0x1p-17, kBound = 0x1p-22;
+
+double central_difference(double& value, const std::function<double()>& loss_of) {
+  const double original = value;
+  value = original + kStep;
+  const double above = loss_of();
+  value = original - kStep;
+  const double below = loss_of();
+  value = original;
+  return (above - below) / (2 * kStep);
+}
+
 void check_gradients(const ops::Op& op, const std::vector<TensorType>& types, const SymbolValues& symbols,
                      std::vector<RefTensor> inputs) {
   SCOPED_TRACE(fmt::format("{} {}", op.name(), op.attrs_text()));
   ASSERT_TRUE(op.has_backward());
+  checked.insert(std::string(op.name()));
   const std::vector<TensorType> output_types = op.infer_types(types);
   std::vector<RefTensor> weights, outputs;
   const std::vector<ops::Port> output_ports = op.outputs();
@@ -66,21 +87,12 @@ void check_gradients(const ops::Op& op, const std::vector<TensorType>& types, co
   }
   op.reference(Pass::backward, backward_inputs, gradients);
 
-  // Central difference over h: truncation h^2 |f'''| / 6, and the roundings of two sums over 2h. With h = 2^-17, third
-  // derivatives below 2^10 and losses below 2^6 of at most 2^8 terms, 2^-26 + 2^(6 + 8 - 53 + 16) = 2^-26 + 2^-23.
-  constexpr double kStep = 0x1p-17, kBound = 0x1p-22;
   for (size_t slot = 0; slot < differentiable.size(); ++slot) {
     const auto index = static_cast<size_t>(differentiable[slot]);
     const bool parameter = ports[index].role == ops::Port::Role::parameter;
     std::vector<double>& values = inputs[index].data;
     for (size_t i = 0; i < values.size(); ++i) {
-      const double original = values[i];
-      values[i] = original + kStep;
-      const double above = loss(op, inputs, weights, outputs);
-      values[i] = original - kStep;
-      const double below = loss(op, inputs, weights, outputs);
-      values[i] = original;
-      const double numeric = (above - below) / (2 * kStep);
+      const double numeric = central_difference(values[i], [&] { return loss(op, inputs, weights, outputs); });
       EXPECT_NEAR(gradients[slot].data[i] - (parameter ? kBefore : 0), numeric, kBound)
           << "input '" << ports[index].name << "' element " << i;
     }
@@ -100,33 +112,82 @@ SymbolValues step(int64_t tokens, int64_t sequences = 1) {
 
 constexpr DType kF32 = DType::f32;
 
-TEST(Gradient, Embedding) {
+// The ops of each test.
+const std::map<std::string, std::set<std::string>> kOps = {
+    {"Embedding", {"embedding"}},
+    {"Linear", {"linear"}},
+    {"RmsNorm", {"rms_norm"}},
+    {"LayerNorm", {"layer_norm"}},
+    {"RmsNormOfGroups", {"rms_norm"}},
+    {"StateSpaceScan", {"state_space_scan"}},
+    {"Scale", {"scale"}},
+    {"ScaleBy", {"scale_by"}},
+    {"AddAndMul", {"add", "mul"}},
+    {"Reshape", {"reshape"}},
+    {"CastAndCollectives", {"cast", "all_reduce", "all_gather"}},
+    {"TensorParallel", {"add_bias", "select_heads"}},
+    {"Activations", {"activation", "gated_activation"}},
+    {"Rope", {"rope"}},
+    {"ScaleByPosition", {"scale_by_position"}},
+    {"Attention", {"attention"}},
+    {"SelectedAttention", {"selected_attention"}},
+    {"CompressKeys", {"compress_keys"}},
+    {"CompressedAttention", {"compressed_attention"}},
+    {"PoolKeys", {"pool_keys"}},
+    {"PooledAttention", {"pooled_attention"}},
+    {"Streams", {"stream_weights", "collapse_streams", "expand_streams"}},
+    {"LatentAttention", {"attention", "head_linear", "split_columns", "concat_columns"}},
+    {"ShortConvolution", {"short_convolution"}},
+    {"GatedDeltaRule", {"gated_delta_rule"}},
+    {"Experts",
+     {"route", "load_balancing_loss", "permute", "unpermute", "grouped_linear", "clamped_swiglu", "gate_rows",
+      "identity_experts"}},
+    {"ExpertExchangeOnOneRank", {"expert_dispatch", "expert_combine"}},
+    {"SoftmaxAndCrossEntropy", {"softmax", "cross_entropy"}},
+    {"ParallelCrossEntropy", {"parallel_cross_entropy"}}};
+
+class Gradient : public testing::Test {
+ protected:
+  void SetUp() override { checked.clear(); }
+  void TearDown() override {
+    EXPECT_EQ(checked, kOps.at(testing::UnitTest::GetInstance()->current_test_info()->name()));
+  }
+};
+
+TEST(GradientTests, AreOfEveryOpWithABackwardPass) {
+  std::set<std::string> ops;
+  for (const auto& [test, names] : kOps) ops.insert(names.begin(), names.end());
+  for (const ops::Workload& row : ops::all_workloads())
+    EXPECT_TRUE(!row.op->has_backward() || ops.contains(std::string(row.op->name()))) << row.op->name();
+}
+
+TEST_F(Gradient, Embedding) {
   check_gradients(ops::Embedding({kF32, 5}), {TensorType(kF32, {5, 3}), TensorType(DType::i32, {Symbol::tokens})},
                   step(7));
 }
 
-TEST(Gradient, Linear) {
+TEST_F(Gradient, Linear) {
   const TensorType x(kF32, {Symbol::tokens, 5}), weight(kF32, {4, 5});
   check_gradients(ops::Linear({false, kF32}), {x, weight, kernels::unconnected_port()}, step(3));
   check_gradients(ops::Linear({true, kF32}), {x, weight, TensorType(kF32, {4})}, step(3));
 }
 
-TEST(Gradient, RmsNorm) {
+TEST_F(Gradient, RmsNorm) {
   check_gradients(ops::RmsNorm({1e-5f}), {TensorType(kF32, {Symbol::tokens, 2, 6}), TensorType(kF32, {6})}, step(3));
 }
 
-TEST(Gradient, LayerNorm) {
+TEST_F(Gradient, LayerNorm) {
   const TensorType x(kF32, {Symbol::tokens, 2, 6}), weight(kF32, {6});
   check_gradients(ops::LayerNorm({1e-5f}), {x, weight, weight}, step(3));
   check_gradients(ops::LayerNorm({1e-5f}), {x, weight, kernels::unconnected_port()}, step(3));
 }
 
-TEST(Gradient, RmsNormOfGroups) {
+TEST_F(Gradient, RmsNormOfGroups) {
   check_gradients(ops::RmsNorm({1e-5f}), {TensorType(kF32, {Symbol::tokens, 2, 6}), TensorType(kF32, {2, 6})}, step(3));
 }
 
 // dt lies on both sides of the limits.
-TEST(Gradient, StateSpaceScan) {
+TEST_F(Gradient, StateSpaceScan) {
   const TensorType shared(kF32, {Symbol::tokens, 2, 3}), each(kF32, {4});
   for (float dt_min : {0.0f, 0.5f})
     check_gradients(ops::StateSpaceScan({.dt_min = dt_min, .dt_max = dt_min == 0 ? HUGE_VALF : 2.0f}),
@@ -135,40 +196,42 @@ TEST(Gradient, StateSpaceScan) {
                     step(7, 2));
 }
 
-TEST(Gradient, Scale) {
+TEST_F(Gradient, Scale) {
   const TensorType x(kF32, {3, 4});
   check_gradients(ops::Scale({-0.3f}), {x});
   check_gradients(ops::Scale({1.5f, 0.8f}), {x});
 }
 
-TEST(Gradient, ScaleBy) {
+TEST_F(Gradient, ScaleBy) {
   const TensorType x(kF32, {Symbol::tokens, 4});
   check_gradients(ops::ScaleBy({}), {x, TensorType(kF32, {1})}, step(3));
   check_gradients(ops::ScaleBy({true}), {x, TensorType(kF32, {5}), TensorType(DType::i32, {Symbol::tokens, 4})},
                   step(3));
 }
 
-TEST(Gradient, AddAndMul) {
+TEST_F(Gradient, AddAndMul) {
   const TensorType x(kF32, {3, 4});
   check_gradients(ops::Add(), {x, x});
   check_gradients(ops::Mul(), {x, x});
 }
 
-TEST(Gradient, Reshape) { check_gradients(ops::Reshape({2, 3}), {TensorType(kF32, {4, 6})}); }
+TEST_F(Gradient, Reshape) { check_gradients(ops::Reshape({2, 3}), {TensorType(kF32, {4, 6})}); }
 
-TEST(Gradient, CastAndAllReduce) {
+// Collectives of one rank.
+TEST_F(Gradient, CastAndCollectives) {
   const TensorType x(kF32, {3, 4});
   check_gradients(ops::Cast({DType::bf16}), {x});
   check_gradients(ops::AllReduce(), {x});
+  check_gradients(ops::AllGather({.ranks = 1, .dim = 1, .whole = 4}), {x});
 }
 
-TEST(Gradient, TensorParallel) {
+TEST_F(Gradient, TensorParallel) {
   check_gradients(ops::AddBias(), {TensorType(kF32, {Symbol::tokens, 4}), TensorType(kF32, {4})}, step(3));
   check_gradients(ops::SelectHeads({.heads = 3, .own_heads = 4, .first_query = 2, .run = 1, .group = 2}),
                   {TensorType(kF32, {Symbol::tokens, 3, 2})}, step(3));
 }
 
-TEST(Gradient, Activations) {
+TEST_F(Gradient, Activations) {
   const TensorType x(kF32, {5, 9});
   for (ActivationKind kind : {ActivationKind::silu, ActivationKind::gelu, ActivationKind::gelu_tanh,
                               ActivationKind::relu, ActivationKind::relu2, ActivationKind::sigmoid}) {
@@ -183,20 +246,20 @@ TEST(Gradient, Activations) {
   }
 }
 
-TEST(Gradient, Rope) {
+TEST_F(Gradient, Rope) {
   for (kernels::RopeStyle style : {kernels::RopeStyle::rotate_half, kernels::RopeStyle::interleaved})
     for (bool last : {false, true})
       check_gradients(ops::Rope({style, 6, last}),
                       {TensorType(kF32, {Symbol::tokens, 2, 8}), TensorType(kF32, {Symbol::tokens, 6})}, step(3));
 }
 
-TEST(Gradient, ScaleByPosition) {
+TEST_F(Gradient, ScaleByPosition) {
   for (bool plus_one : {false, true})
     check_gradients(ops::ScaleByPosition({0.4f, 5, plus_one}),
                     {TensorType(kF32, {Symbol::tokens, 2, 3}), TensorType(DType::i32, {Symbol::tokens})}, step(4));
 }
 
-TEST(Gradient, Attention) {
+TEST_F(Gradient, Attention) {
   struct Case {
     int64_t window, value_dim;
     float softcap = 0.0f;
@@ -223,7 +286,7 @@ TEST(Gradient, Attention) {
   }
 }
 
-TEST(Gradient, SelectedAttention) {
+TEST_F(Gradient, SelectedAttention) {
   for (const int64_t span : {1, 2})
     for (const int64_t value_dim : {3, 4, 6}) {
       const TensorType keys(kF32, {Symbol::tokens, 2, 4});
@@ -238,7 +301,7 @@ TEST(Gradient, SelectedAttention) {
     }
 }
 
-TEST(Gradient, CompressKeys) {
+TEST_F(Gradient, CompressKeys) {
   for (const kernels::RowGrid& grid : {kernels::RowGrid{4, 2}, {3, 3}, {2, 1}})
     for (const bool weight : {false, true})
       for (const bool position : {false, true})
@@ -251,7 +314,7 @@ TEST(Gradient, CompressKeys) {
                         step(13, 2));
 }
 
-TEST(Gradient, CompressedAttention) {
+TEST_F(Gradient, CompressedAttention) {
   for (const kernels::RowGrid& grid : {kernels::RowGrid{4, 2}, {3, 3}, {2, 1}})
     for (const int64_t value_dim : {3, 5})
       check_gradients(
@@ -263,7 +326,7 @@ TEST(Gradient, CompressedAttention) {
           step(13, 2));
 }
 
-TEST(Gradient, PoolKeys) {
+TEST_F(Gradient, PoolKeys) {
   for (const int64_t parts : {1, 2})
     for (const int64_t stride : {1, 3}) {
       const TensorType x(kF32, {Symbol::tokens, 1, 2 * parts});
@@ -274,7 +337,7 @@ TEST(Gradient, PoolKeys) {
     }
 }
 
-TEST(Gradient, PooledAttention) {
+TEST_F(Gradient, PooledAttention) {
   for (const int64_t selected : {0, 2}) {
     const TensorType keys(kF32, {Symbol::tokens, 1, 4});
     std::vector<TensorType> types = {TensorType(kF32, {Symbol::tokens, 3, 4}),
@@ -292,7 +355,7 @@ TEST(Gradient, PooledAttention) {
 }
 
 // With many divisions and with few.
-TEST(Gradient, Streams) {
+TEST_F(Gradient, Streams) {
   for (const bool merges : {false, true})
     for (const int64_t iterations : {1, 2, 20}) {
       const kernels::StreamWeightsAttrs attrs{.streams = 3, .iterations = iterations, .eps = 0.01f, .merges = merges};
@@ -307,7 +370,7 @@ TEST(Gradient, Streams) {
 }
 
 // The first columns of a key are its value: both ports have gradients, which the graph adds up.
-TEST(Gradient, LatentAttention) {
+TEST_F(Gradient, LatentAttention) {
   const ops::Attention op({3, 1, 5, 0.5f, 0, kernels::KvSource::direct, 3});
   const TensorType row(kF32, {Symbol::tokens, 1, 5});
   check_gradients(
@@ -322,7 +385,7 @@ TEST(Gradient, LatentAttention) {
                   {TensorType(kF32, {Symbol::tokens, 3, 2}), TensorType(kF32, {Symbol::tokens, 3, 4})}, step(2));
 }
 
-TEST(Gradient, ShortConvolution) {
+TEST_F(Gradient, ShortConvolution) {
   const TensorType x(kF32, {Symbol::tokens, 3}), weight(kF32, {3, 3}), bias(kF32, {3}),
       query_start(DType::i32, {Dim(Symbol::sequences, 1)});
   for (bool silu : {false, true}) {
@@ -331,7 +394,7 @@ TEST(Gradient, ShortConvolution) {
   }
 }
 
-TEST(Gradient, GatedDeltaRule) {
+TEST_F(Gradient, GatedDeltaRule) {
   for (bool channels : {false, true}) {
     const kernels::GatedDeltaRuleAttrs attrs{.key_heads = 2,
                                              .value_heads = 4,
@@ -349,7 +412,7 @@ TEST(Gradient, GatedDeltaRule) {
   }
 }
 
-TEST(Gradient, Experts) {
+TEST_F(Gradient, Experts) {
   using Scoring = kernels::RouteAttrs::Scoring;
   const TensorType logits(kF32, {Symbol::tokens, 5}), rows(DType::i32, {Symbol::tokens, 2});
   for (Scoring scoring : {Scoring::softmax, Scoring::sigmoid, Scoring::sqrt_softplus})
@@ -398,7 +461,7 @@ TEST(Gradient, Experts) {
                     step(4));
 }
 
-TEST(Gradient, ExpertExchangeOnOneRank) {
+TEST_F(Gradient, ExpertExchangeOnOneRank) {
   const kernels::ExpertExchangeAttrs attrs{.experts = 5, .top_k = 2};
   SymbolValues symbols = step(4);
   symbols[kernels::rank_tokens()] = 4;
@@ -409,9 +472,45 @@ TEST(Gradient, ExpertExchangeOnOneRank) {
                   symbols);
 }
 
-TEST(Gradient, SoftmaxAndCrossEntropy) {
+TEST_F(Gradient, SoftmaxAndCrossEntropy) {
   check_gradients(ops::Softmax(), {TensorType(kF32, {3, 7})});
   check_gradients(ops::CrossEntropy(), {TensorType(kF32, {6, 7}), TensorType(DType::i32, {6})});
+}
+
+// Two ranks have a part of the words each. The loss reads the logits through the states of both.
+TEST_F(Gradient, ParallelCrossEntropy) {
+  constexpr int64_t kRows = 5, kWords[] = {4, 3}, kState = kernels::kSoftmaxStateWords;
+  RefTensor labels = zeros(Shape{kRows}), states = zeros(Shape{kRows, 2 * kState}), dloss = zeros(Shape{kRows});
+  labels.data = {0, 3, 4, -1, 6};
+  for (int64_t r = 0; r < kRows; ++r) dloss.data[static_cast<size_t>(r)] = 0.5 + 0.25 * static_cast<double>(r);
+  std::vector<RefTensor> logits, losses = {zeros(Shape{kRows}), zeros(Shape{kRows})};  // the loss, and log(sum(exp))
+  for (const int64_t words : kWords)
+    logits.push_back(widen(workloads::random_tensor(kF32, Shape{kRows, words}, static_cast<uint64_t>(words)).view));
+  const auto op_of = [&](size_t rank) {
+    return ops::ParallelCrossEntropy(kernels::VocabularyPart{rank == 0 ? 0 : kWords[0]}, 2);
+  };
+  const auto loss_of = [&] {
+    for (size_t rank = 0; rank < 2; ++rank) {
+      std::vector<RefTensor> state = {zeros(Shape{kRows, kState})};
+      ops::SoftmaxState(kernels::VocabularyPart{rank == 0 ? 0 : kWords[0]})
+          .reference(Pass::inference, std::vector{logits[rank], labels}, state);
+      for (size_t i = 0; i < state[0].data.size(); ++i)
+        states.data[i / kState * 2 * kState + rank * kState + i % kState] = state[0].data[i];
+    }
+    op_of(0).reference(Pass::forward, std::vector{logits[0], labels, states}, losses);
+    double sum = 0;
+    for (size_t r = 0; r < dloss.data.size(); ++r) sum += dloss.data[r] * losses[0].data[r];
+    return sum;
+  };
+  for (size_t rank = 0; rank < 2; ++rank) {
+    loss_of();
+    std::vector<RefTensor> gradient = {zeros(logits[rank].shape)};
+    op_of(rank).reference(Pass::backward, std::vector{logits[rank], labels, losses[1], dloss}, gradient);
+    checked.insert(std::string(op_of(rank).name()));
+    for (size_t i = 0; i < logits[rank].data.size(); ++i)
+      EXPECT_NEAR(gradient[0].data[i], central_difference(logits[rank].data[i], loss_of), kBound)
+          << "rank " << rank << " element " << i;
+  }
 }
 
 }  // namespace gradient_test

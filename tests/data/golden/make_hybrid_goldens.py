@@ -72,6 +72,11 @@ HYBRIDS = {
         type="nemotron_h", prompt=40, classic=None,
         config=dict(head_dim=10, ssm_state_size=10, mamba_num_heads=6, mamba_head_dim=6, n_groups=2, chunk_size=16,
                     time_step_min=0.2, layers_block_type=["linear_attention", "mlp", "full_attention", "mlp"])),
+    # What a GGUF file can state: the usual limit of time steps. MLPs have biases; two layers of attention in a row.
+    "nemotron_h_usual": dict(
+        type="nemotron_h", prompt=40, classic=None,
+        config=dict(head_dim=9, ssm_state_size=7, mamba_num_heads=3, mamba_head_dim=8, n_groups=1, chunk_size=16,
+                    mlp_bias=True, layers_block_type=["full_attention", "full_attention", "mlp", "linear_attention"])),
     # Experts without gates, between projections to a narrower width.
     "nemotron_h_moe": dict(
         type="nemotron_h", prompt=40, classic=None,

@@ -63,6 +63,17 @@ MODELS = {
                     layer_types=["full_attention", "linear_attention"],
                     rope_parameters=rope(10000.0, partial_rotary_factor=0.25, mrope_section=[1, 1, 0],
                                          mrope_interleaved=True))),
+    # What a GGUF file can state: one width of heads, attention in every second layer. Its value heads are in another
+    # order there: three to each of two key heads.
+    "qwen3_5_moe_usual": dict(
+        type="qwen3_5_moe_text", prompt=40, classic=None,
+        config=dict(hidden_size=26, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=1, head_dim=12,
+                    vocab_size=64, rms_norm_eps=1e-6, num_experts=7, num_experts_per_tok=3, moe_intermediate_size=10,
+                    shared_expert_intermediate_size=14, linear_num_key_heads=2, linear_num_value_heads=6,
+                    linear_key_head_dim=9, linear_value_head_dim=9, linear_conv_kernel_dim=4,
+                    layer_types=["linear_attention", "full_attention", "linear_attention"],
+                    rope_parameters=rope(10000.0, partial_rotary_factor=0.5, mrope_section=[1, 1, 1],
+                                         mrope_interleaved=True))),
     # A decay for each channel; latent attention that rotates nothing; a dense layer, then experts of the best of two
     # groups. The files have experts as w1, w2 and w3, and 1-based numbers of layers.
     "kimi_linear": dict(

@@ -78,6 +78,23 @@ MODELS = {
                                patch_size=4, out_hidden_size=32, num_position_embeddings=4, spatial_merge_size=1,
                                temporal_patch_size=1, deepstack_visual_indexes=[0]),
             image_token_id=90, video_token_id=91, vision_start_token_id=92, vision_end_token_id=93)),
+    "lfm2_vl_multimodal": dict(
+        type="lfm2_vl", config=dict(
+            text_config=dict(model_type="lfm2", hidden_size=24, intermediate_size=40, num_hidden_layers=3,
+                             num_attention_heads=3, num_key_value_heads=1, vocab_size=96, max_position_embeddings=128,
+                             block_auto_adjust_ff_dim=False, layer_types=["conv", "full_attention", "conv"],
+                             rope_parameters=dict(rope_type="default", rope_theta=1e6), bos_token_id=1,
+                             eos_token_id=2, pad_token_id=0),
+            vision_config=dict(model_type="siglip2_vision_model", hidden_size=8, intermediate_size=8,
+                               num_hidden_layers=1, num_attention_heads=1, patch_size=4, num_patches=4),
+            projector_hidden_size=8, image_token_id=90)),
+    # The text_config says that its head is not tied; that of the whole model is.
+    "deepseek_vl_multimodal": dict(
+        type="deepseek_vl", config=dict(
+            tie_word_embeddings=True,
+            text_config=TEXT | dict(model_type="llama", tie_word_embeddings=False,
+                                    rope_parameters=dict(rope_type="default", rope_theta=1e4)),
+            vision_config=IMAGES | dict(model_type="siglip_vision_model"), image_token_id=90)),
     "llama4_multimodal": dict(
         type="llama4", config=dict(
             tie_word_embeddings=False,
@@ -97,7 +114,8 @@ MODELS = {
 def precision(dtype, model_type):
     """goldens.precision() for the modules of a multimodal model and of its text."""
     rows = {"gemma3": {"gemma3"}, "mistral3": {"mistral3", "mistral", "mistral4"}, "qwen3_vl": {"qwen3_vl"},
-            "llama4": {"llama4"}, "gemma4": {"gemma4"}}[model_type]
+            "llama4": {"llama4"}, "gemma4": {"gemma4"}, "lfm2_vl": {"lfm2_vl", "lfm2"},
+            "deepseek_vl": {"deepseek_vl", "llama"}}[model_type]
     types = {name: dict(type=name) for name in rows}
     saved, goldens.MODELS, families, goldens.FAMILIES = goldens.MODELS, types, goldens.FAMILIES, {}
     try:
