@@ -87,6 +87,15 @@ def chart(record, shape, title):
     return "\n".join(lines + ["</svg>"]) + "\n"
 
 
+def loads(peers):
+    return [turn["load_average"] for model in peers["models"] for turn in model["rounds"]]
+
+
+def is_busy(peers):
+    """Whether others used the machine in every round."""
+    return min(loads(peers)) > 1.5 * peers["settings"]["threads"]
+
+
 # --- The lines
 
 
@@ -170,6 +179,26 @@ def ratios_of_any(summaries, test):
             for name, summary in summaries.items() if test in summary}
 
 
+def other_cpu_line(record):
+    """A processor of which only some files were run."""
+    runs = [peers for peers in record["peers"] if peers["settings"]["prompt"] == 512 and peers["settings"]["depth"] == 0]
+    files = {model["file"].removesuffix(".gguf"): model["summary"] for peers in runs for model in peers["models"]}
+    threads = {peers["settings"]["threads"] for peers in runs}
+    busy = " Others were using the machine." if all(map(is_busy, runs)) else ""
+    return (f"**{record['device']}**, {' and '.join(map(str, sorted(threads)))} threads, {len(files)} files: prompts "
+            f"{span(ratios_of_any(files, 'prefill'))} and generation {span(ratios_of_any(files, 'decode'))} times llama.cpp's "
+            f"speed.{busy}")
+
+
+def training_line(record):
+    plain, rounded = (speed(benchmark(record, "eadem_training_bench", words), "training")
+                      for words in ("--sequence 2048 --device", "--head-products fp8_tensor_delayed"))
+    return (f"**Training**: a step of Llama-3.2-1B's shape, 8 sequences of 2,048, runs at {plain['tokens_per_second']:,.0f} tokens/s in "
+            f"bf16 on the {record['device']}, with products in 8-bit floats at up to {rounded['tokens_per_second']:,.0f} "
+            "([gpu.md](gpu.md#training)). On two cores with AMX it is beside PyTorch's in [train.md](train.md#speed-on-a-cpu): "
+            "ahead in bf16, not in every turn in f32.")
+
+
 def gpu_line(record):
     rows = benchmark(record, "llama-3.2-1b", "--batch 1,32")
     prompt = speed(rows, "prefill", depth=0, batch=1)
@@ -185,8 +214,12 @@ def memory_line(path):
     return f"Resident memory is at most {span(peaks)} times weights, KV cache and activations."
 
 
-def summary(small, large, gpu, memory):
-    """Markdown of the lines. `small` and `large` are records of CPUs, `gpu` of a GPU, `memory` a path."""
-    lines = [*gguf_lines(small), directory_line(small), batch_and_depth_line(small), *amx_lines(large), gpu_line(gpu),
-             memory_line(memory)]
+NOT_REACHED = ("What was asked and is not reached stands under *Counts* of its machine with what is known of the cause; for "
+               "NVIDIA GPUs it is [a table](gpu.md#what-is-asked-and-not-reached).")
+
+
+def summary(small, large, others, gpu, memory):
+    """Markdown of the lines. `small`, `large` and each of `others` are records of CPUs, `gpu` of a GPU, `memory` a path."""
+    lines = [*gguf_lines(small), directory_line(small), batch_and_depth_line(small), *amx_lines(large),
+             *map(other_cpu_line, others), gpu_line(gpu), training_line(gpu), memory_line(memory), NOT_REACHED]
     return "\n## In short\n\n" + "\n".join(f"- {line}" for line in lines) + "\n"
