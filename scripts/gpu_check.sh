@@ -208,6 +208,9 @@ elif [[ -x "$bin/eadem" ]]; then
     --depth 0,512
   run_benchmark llama-3.1-8b-batch --random benchmarks/models/large/llama-3.1-8b.json --prompt 1024 --gen 64 --batch 1,32 \
     --depth 0,512 --repeat 2
+  run_benchmark llama-3.1-8b-prompt-8192 --random benchmarks/models/large/llama-3.1-8b.json --prompt 8192 --gen 0 --repeat 2
+  run_benchmark llama-3.1-8b-int4_g128 --random benchmarks/models/large/llama-3.1-8b.json --type int4_g128 --prompt 1024 \
+    --gen 64 --depth 0,512 --repeat 3
   run_benchmark llama-3.1-8b-q4_k_m --random benchmarks/models/large/llama-3.1-8b.json --type q4_k_m --prompt 1024 \
     --gen 64 --depth 0,512 --repeat 3
   run_benchmark llama-3.1-8b-fp8 --random benchmarks/models/large/llama-3.1-8b.json --type fp8 --prompt 1024 --gen 64 \

@@ -44,9 +44,11 @@ class Layer(nn.Module):
             cache[1].index_copy_(2, positions, v)
         if mask is None:
             y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        else:
-            y = functional.scaled_dot_product_attention(q, cache[0], cache[1], attn_mask=mask, enable_gqa=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, tokens, -1))
+            y = y.transpose(1, 2)
+        else:  # one token; keys are not repeated for the heads that share them
+            scores = q.reshape(batch, self.kv_heads, -1, self.dim) @ cache[0].transpose(2, 3) * self.dim**-0.5
+            y = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ cache[1]
+        x = x + self.out(y.reshape(batch, tokens, -1))
         gate, up = self.gate_up(self.norms[1](x)).chunk(2, -1)
         return x + self.down(functional.silu(gate) * up)
 
@@ -180,11 +182,18 @@ def main():
             token = torch.randint(c["vocab_size"], (batch, 1), device="cuda")
             position = torch.full((1,), arguments.depth, device="cuda")
 
+            step = torch.compile(model, fullgraph=True)
+            for _ in range(3):
+                step(token, caches, position, length)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                token.copy_(step(token, caches, position, length))
+                position.add_(1)
+
             def decode(count):
                 position.fill_(arguments.depth)
                 for _ in range(count):
-                    token.copy_(prompt(token, caches, position, length))
-                    position.add_(1)
+                    graph.replay()
 
             decode(6)
             seconds = seconds_of(lambda: decode(arguments.tokens))
