@@ -55,7 +55,8 @@ struct Bf16Scratch {
   TileRows keys, values, keys_t, weight_rows, dscore_rows;
   Panels dscore_columns;
 
-  Bf16Scratch(const Attention& a, char* memory) : begin_(memory), at_(memory) {
+  // Without memory it says how much is needed.
+  Bf16Scratch(const Attention& a, char* memory) : memory_(memory) {
     const int64_t tokens_rows = bf16_block_tokens(a) * a.group();
     rows = round_up(tokens_rows, kPartRows), width = a.width(), value_width = a.value_width();
     const int64_t row_tiles = rows / kVnniTile, key_tiles = kChunk / kVnniTile, dim_tiles = ceil_div(width, kVnniTile),
@@ -72,10 +73,13 @@ struct Bf16Scratch {
     keys_t = tile_rows(width, key_tiles);
     weight_rows = tile_rows(kChunk, row_tiles), dscore_rows = tile_rows(kChunk, row_tiles);
   }
-  int64_t bytes() const { return at_ - begin_; }
+  int64_t bytes() const { return bytes_; }
 
  private:
-  char* take_bytes(int64_t bytes) { return std::exchange(at_, at_ + round_up(bytes, kTileLine)); }
+  char* take_bytes(int64_t bytes) {
+    const int64_t at = std::exchange(bytes_, bytes_ + round_up(bytes, kTileLine));
+    return memory_ == nullptr ? nullptr : memory_ + at;
+  }
   template <typename T>
   void take(T*& p, int64_t n) {
     p = reinterpret_cast<T*>(take_bytes(n * static_cast<int64_t>(sizeof(T))));
@@ -85,7 +89,8 @@ struct Bf16Scratch {
     return TileRows::in_pairs(take_bytes(TileRows::bytes_in_pairs(n, tiles)), tiles);
   }
 
-  char *begin_, *at_;
+  char* memory_;
+  int64_t bytes_ = 0;
 };
 
 // The tiles of k from t on, of rows in pairs.
