@@ -41,6 +41,7 @@ DERIVED = {
     # There is no norm: mamba_rms_norm is false.
     ("falcon_h1", "mamba_norm_before_gate"), ("falcon_h1_bias", "mamba_norm_before_gate"),
     ("granitemoehybrid_dense", "num_experts_per_tok"),  # there are no experts
+    ("deepseek_vl_multimodal", "tie_word_embeddings"),  # the whole model ties its head, as transformers' logits show
     ("lfm2_bias", "intermediate_size"), ("lfm2_bias", "block_auto_adjust_ff_dim"),  # the latter has changed the former
 }
 
