@@ -62,8 +62,9 @@ TEST_F(SplitFiles, LogitsAndTextAreThoseOfTheWholeFile) {
                     [&](int64_t done, int64_t total) { progress.emplace_back(done, total); });
     EXPECT_EQ(llm.generate({"Once upon a time"}, {.temperature = 0, .max_tokens = 40})[0].text, text);
     // Progress counts the bytes of all parts.
+    const auto file = io::GgufFile::open(kWhole);
     int64_t bytes = 0;
-    for (const io::WeightInfo& info : io::GgufFile::open(kWhole)->tensors()) bytes += info.size_bytes;
+    for (const io::WeightInfo& info : file->tensors()) bytes += info.size_bytes;
     ASSERT_FALSE(progress.empty());
     EXPECT_EQ(progress.back(), std::pair(bytes, bytes));
   }
