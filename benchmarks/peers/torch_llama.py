@@ -5,8 +5,8 @@
     torch_llama.py CONFIG --train BATCH,SEQUENCE
 
 CONFIG is a config.json; weights are random. Prints one line of JSON for a prompt, one for each batch of decode, and with
---attention one for each kernel of causal attention of 16 heads of 128 and 16,384 tokens, forward and backward, that
-PyTorch has. With --train, one for training steps: masters in f32, products in bf16 (autocast), the fused AdamW. Needs
+--attention one each for cuDNN's and FlashAttention's causal attention of 16 heads of 128 and 16,384 tokens, forward
+and backward. With --train, one for training steps: masters in f32, products in bf16 (autocast), the fused AdamW. Needs
 PyTorch 2.5 or newer and an NVIDIA GPU, and nothing else.
 """
 

@@ -24,7 +24,7 @@ std::optional<int64_t> five_digits(std::string_view text) {
   return value;
 }
 
-// What metadata each file has for itself.
+// Whether parts of one model may have different values of this key.
 bool is_of_one_part(std::string_view key) { return key.starts_with("split.") || key == "general.alignment"; }
 
 // The part says of itself what its name says.

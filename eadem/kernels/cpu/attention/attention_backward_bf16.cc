@@ -26,7 +26,7 @@ namespace {
 
 // Rows of queries of a task, or one token of more: a chunk of keys is rounded once for all of them.
 constexpr int64_t kBf16BlockRows = 384;
-// Of these, p and ds of so many rows beside a chunk stay in the first-level cache while they are computed and rounded.
+// Query rows whose p and ds for a chunk of keys are computed and rounded together: both stay in the first-level cache.
 constexpr int64_t kPartRows = 64;
 int64_t bf16_block_tokens(const Attention& a) { return std::max<int64_t>(1, kBf16BlockRows / a.group()); }
 
@@ -43,13 +43,13 @@ struct Panels {
 // The memory of a task. Rows of queries are padded to whole tiles of k.
 struct Bf16Scratch {
   int64_t rows, width, value_width;  // padded
-  // Of a block of queries.
+  // A block of queries: its rows, its gradient, and its operands.
   float *q, *dy;          // [rows, width or value_width]
   float *lse, *along;     // [rows]; along: dy . y
   int32_t *before, *end;  // [rows]: a query sees the keys behind `before` and before `end`
   float* dq_t;            // [head_dim, rows]
   Panels q_rows, dy_rows, q_columns, dy_columns;
-  // Of a chunk of keys beside it.
+  // One chunk of keys with that block: scores, their gradients, and operands.
   float *weights, *dscores;  // [kChunk, kPartRows], of a part of the queries
   float* product;            // [kChunk, width or value_width] or [head_dim, rows]
   TileRows keys, values, keys_t, weight_rows, dscore_rows;

@@ -88,7 +88,7 @@ class CudaMatmul {
   // The plans of the ranges that `most_rows` rows reach into. `test` is called for ranges that no earlier call asked
   // for. Throws DeviceError.
   ExactPlans exact_plans(const CudaMatmulProblem& problem, int64_t most_rows, Test test, cudaStream_t stream);
-  // What the test returned for the algorithm of an exact plan.
+  // The microseconds that the caller's test returned for the algorithm of an exact plan.
   static double tested_microseconds(const Plan& plan);
 
   // Computes one product. Rows of x and weight are a multiple of kAlignment bytes. x, weight and bias begin at
