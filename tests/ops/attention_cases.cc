@@ -70,14 +70,14 @@ std::vector<Workload> attention() {
     return shape;
   };
   constexpr Shape kGrouped{4, 2, 8}, kSingle{1, 1, 16}, kMany{6, 2, 5};
-  // Gradients by products of bf16: lengths around chunks of 64 keys, blocks of 192 rows and tiles of 32, a group of
+  // Gradients by products of bf16: lengths around chunks of 64 keys, blocks of 384 rows and tiles of 32, a group of
   // more rows than a block, and every attribute.
   for (int64_t tokens : {1, 2, 31, 64, 65, 97, 130, 300}) direct(kF32, in_bf16({4, 2, 64}), tokens, 1, 0);
   for (int64_t window : {1, 5, 64, 70}) direct(kF32, in_bf16({4, 2, 32}), 135, 2, window);
   for (int64_t head_dim : {1, 7, 16, 33, 48, 80, 128}) direct(kF32, in_bf16({3, 1, head_dim}), 75, 5, 0);
   for (const Shape& shape :
        {Shape{2, 1, 48, 32}, Shape{4, 2, 64, 128}, Shape{4, 2, 33, 7, 0, false, 33}, Shape{4, 2, 64, 64, 0.05f},
-        Shape{6, 2, 24, 24, 0, true}, Shape{200, 1, 8}, by_chunks({6, 2, 24, 9, 0.5f, true}, 40)})
+        Shape{6, 2, 24, 24, 0, true}, Shape{400, 1, 8}, by_chunks({6, 2, 24, 9, 0.5f, true}, 40)})
     direct(kF32, in_bf16(shape), 135, 2, 0);
   direct(kF32, in_bf16(kGrouped), 0, 0, 0);
   for (DType dtype : kActivationDtypes) {
