@@ -18,6 +18,7 @@
 #include "benchmarks/cuda/library_products.h"
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/group_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/core/philox.h"
 #include "eadem/kernels/attention/attention.h"
@@ -150,8 +151,8 @@ class Bench {
                           {rows, columns});
   }
 
-  // `encoding`: of the weights, or null: they are bf16. Beside 8-bit floats, x is in such, too; beside q4_k and q6_k,
-  // in 8-bit codes.
+  // `encoding`: of the weights, or null: they are bf16. Beside 8-bit floats, x is in such, too; beside codes of 4 and 6
+  // bits that are multiplied as they are, in 8-bit codes.
   Row linear(const std::string& name, int64_t in, int64_t out, int64_t tokens, bool gated, DType result,
              const Encoding* encoding = nullptr) {
     const double bytes = (gated ? 2.0 : 1.0) *
@@ -162,7 +163,9 @@ class Bench {
     for (int i = 0; i < copies; ++i) weights.push_back(weight(out, in, encoding, memory));
     for (int i = 0; gated && i < copies; ++i) ups.push_back(weight(out, in, encoding, memory));
     const bool fp8 = encoding != nullptr && Fp8Encoding::of(encoding) != nullptr;
-    const bool integers = encoding != nullptr && (encoding->name() == "q4_k" || encoding->name() == "q6_k");
+    const bool integers = encoding != nullptr && !fp8 &&
+                          kernels::cuda::integer_codes_of(kernels::cuda::FragmentBlocks::of(encoding)->layout()) !=
+                              kernels::cuda::IntegerCodes::none;
     const TensorView x = fp8        ? rows_in(RowEncoding::fp8_e4m3(), tokens, in, memory)
                          : integers ? rows_in(kernels::cuda::Int8Chunks::instance(), tokens, in, memory)
                                     : memory.emplace_back(random(DType::bf16, {tokens, in})).view;
@@ -454,6 +457,7 @@ int run(int argc, char** argv) {
   const auto encoded = [&](const char* part, const char* type, int64_t in, int64_t out, bool gated) {
     const Encoding* encoding = BlockEncoding::find(type);
     if (encoding == nullptr) encoding = Fp8Encoding::find(type);
+    if (encoding == nullptr) encoding = GroupEncoding::find(type);
     for (const int64_t tokens : {1, 8, 32, 64, 1024})
       add(fmt::format("linear 8b {} {} tokens {}", type, part, tokens),
           [&](const std::string& name) { return bench.linear(name, in, out, tokens, gated, DType::bf16, encoding); });
@@ -476,7 +480,8 @@ int run(int argc, char** argv) {
     add(fmt::format("attention 8b capped sequences {} keys 4096 tokens {}", sequences, tokens),
         [&](const std::string& row) { return bench.attention(row, 32, 8, 128, sequences, 4096, tokens, nullptr, 50); });
   }
-  for (const char* type : {"fp8_e4m3_channel", "fp8_e4m3_block128", "q4_k", "q6_k", "q8_0", "q4_0", "iq4_nl"}) {
+  for (const char* type :
+       {"fp8_e4m3_channel", "fp8_e4m3_block128", "q4_k", "q6_k", "int4_g128_f16", "q8_0", "q4_0", "iq4_nl"}) {
     encoded("q", type, 4096, 4096, false);
     encoded("gate_up", type, 4096, 14336, true);
     encoded("down", type, 14336, 4096, false);

@@ -2,13 +2,15 @@
 //
 // A request's logits on a CUDA device are its own, bit for bit: however its prompt is cut into steps, whatever is
 // beside it, wherever its keys are kept, and with fusions or without. The model has random weights, in bf16, in 8-bit
-// floats or in q4_k, and the shapes that the tensor-core kernels of Hopper take. Other devices run it, too.
+// floats, in q4_k or in groups of 4 bits, and the shapes that the tensor-core kernels of Hopper take. Other devices run
+// it, too.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/group_encoding.h"
 #include "eadem/io/files/atomic_file.h"
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "tests/engine/decode_steps.h"
@@ -37,6 +39,7 @@ class CudaEngine : public testing::TestWithParam<const char*> {
   // Null: bf16.
   static const Encoding* encoding_of_weights() {
     if (const Encoding* floats = Fp8Encoding::find(GetParam())) return floats;
+    if (const Encoding* groups = GroupEncoding::find(GetParam())) return groups;
     return BlockEncoding::find(GetParam());
   }
 
@@ -141,7 +144,7 @@ TEST_P(CudaEngine, ProductsRunWhereTheirTypesAreFast) {
   EXPECT_EQ(norms, rounds ? 6 : 0);  // two in each layer; the head's is not a norm of all rows
 }
 
-INSTANTIATE_TEST_SUITE_P(Weights, CudaEngine, testing::Values("bf16", "fp8_e4m3_channel", "q4_k"),
+INSTANTIATE_TEST_SUITE_P(Weights, CudaEngine, testing::Values("bf16", "fp8_e4m3_channel", "q4_k", "int4_g128_f16"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

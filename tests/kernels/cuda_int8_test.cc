@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of K-quants with rows of 8-bit codes on a CUDA device: rows are rounded as the encoding says, products are
-// those of the definition (integer_products.cuh), for few rows and for many, alone and fused, and norms and gated
-// products that round have the bits of their parts.
+// Products of K-quants, and of codes of four bits in groups, with rows of 8-bit codes on a CUDA device: rows are
+// rounded as the encoding says, products are those of the definition (integer_products.cuh), for few rows and for many,
+// alone and fused, and norms and gated products that round have the bits of their parts.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/group_encoding.h"
 #include "eadem/kernels/backend.h"
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/cuda/kernels.h"
@@ -57,7 +58,7 @@ Tensor weights_of_almost_one_value(const Shape& shape, uint64_t seed) {
 // A weight as it is stored, and as the device reads it.
 struct Weight {
   Weight(const std::shared_ptr<Device>& device, const char* type, const Tensor& values)
-      : encoding(*BlockEncoding::find(type)), stored(Tensor::in_one_piece(DType::f32, values.view.shape, encoding)) {
+      : encoding(encoding_named(type)), stored(Tensor::in_one_piece(DType::f32, values.view.shape, encoding)) {
     encoding.encode(stored.view, values.view);
     const Tensor packed = Tensor::in_one_piece(DType::f32, values.view.shape, *FragmentBlocks::of(&encoding));
     packed.view.encoding->encode(packed.view, stored.view);
@@ -66,14 +67,20 @@ struct Weight {
   Weight(const std::shared_ptr<Device>& device, const char* type, const Shape& shape, uint64_t seed)
       : Weight(device, type, weights_of_all_sizes(shape, seed)) {}
 
+  static const Encoding& encoding_named(std::string_view type) {
+    if (const BlockEncoding* blocks = BlockEncoding::find(type)) return *blocks;
+    return *GroupEncoding::find(type);
+  }
+
+  const BlockEncoding& blocks() const { return *BlockEncoding::of(&encoding); }
   BlockParts block(int64_t row, int64_t chunk) const {
     BlockParts parts{};
-    encoding.unpack(parts, static_cast<const uint8_t*>(stored.view.data) +
-                               row * encoding.row_bytes(stored.view.shape[1]) + chunk * encoding.format().block_bytes);
+    blocks().unpack(parts, static_cast<const uint8_t*>(stored.view.data) +
+                               row * blocks().row_bytes(stored.view.shape[1]) + chunk * blocks().format().block_bytes);
     return parts;
   }
 
-  const BlockEncoding& encoding;
+  const Encoding& encoding;
   Tensor stored, memory;
   TensorView view;
 };
@@ -243,7 +250,7 @@ TEST_F(CudaInt8, ProductsAreThoseOfTheDefinition) {
       for (const auto& [in, out] : {std::pair<int64_t, int64_t>{256, 16}, {2304, 149}, {4096, 392}}) {
         const Weight weight(device_, type,
                             extreme ? weights_of_almost_one_value({out, in}, 2) : weights_of_all_sizes({out, in}, 2));
-        const bool has_min = weight.encoding.format().has_min;
+        const bool has_min = weight.blocks().format().has_min;
         for (const int64_t tokens : {1, 3, 8, 13, 32, 33, 150}) {
           const Tensor values = extreme ? rows_of_one_size(tokens, in) : rows_of_all_sizes(tokens, in);
           const Tensor x = copy_to_device(device_, converted_on_host(values.view, DType::bf16).view);
@@ -263,8 +270,8 @@ TEST_F(CudaInt8, ProductsAreThoseOfTheDefinition) {
                 const double scale = rows.scales[c * padded + t];
                 // Codes that move a value by less than 2^-11 of the minimum's scale are left out.
                 const double d = has_min && std::fabs(b.min) > 0x1p21f * std::fabs(b.scale) ? 0 : b.scale;
-                for (size_t g = 0; g < 256 / static_cast<size_t>(weight.encoding.format().group_size); ++g) {
-                  const auto size = static_cast<size_t>(weight.encoding.format().group_size);
+                for (size_t g = 0; g < 256 / static_cast<size_t>(weight.blocks().format().group_size); ++g) {
+                  const auto size = static_cast<size_t>(weight.blocks().format().group_size);
                   for (size_t i = g * size; i < g * size + size; ++i) {
                     const int weighted = (b.codes[i] - (has_min ? 0 : 32)) * b.sub_scales[g];
                     const double product = f16_t::from_float(static_cast<float>(weighted)).to_float() * d * scale *
@@ -289,10 +296,63 @@ TEST_F(CudaInt8, ProductsAreThoseOfTheDefinition) {
       }
 }
 
+// Scales of each dtype, with zero points and without, of 128 columns and of a whole row.
+constexpr const char* kGroupTypes[] = {"int4_g128_f16", "int4_g128_bf16_zeros", "int4_g128_f32", "int4_row_f32_zeros"};
+
+// Sums of groups are integers, so that every rounding is known.
+TEST_F(CudaInt8, ProductsOfGroupsHaveTheBitsOfTheDefinition) {
+  EADEM_SKIP_WITHOUT_HOPPER();
+  constexpr int64_t kHalf = cuda::kIntegerGroup;
+  for (const bool extreme : {false, true})
+    for (const char* type : kGroupTypes)
+      for (const auto& [in, out] : {std::pair<int64_t, int64_t>{256, 16}, {2304, 149}, {4096, 392}}) {
+        const Weight weight(device_, type,
+                            extreme ? weights_of_almost_one_value({out, in}, 2) : weights_of_all_sizes({out, in}, 2));
+        const GroupEncoding& groups = *GroupEncoding::of(&weight.encoding);
+        for (const int64_t tokens : {1, 3, 8, 13, 32, 33, 150}) {
+          const Tensor values = extreme ? rows_of_one_size(tokens, in) : rows_of_all_sizes(tokens, in);
+          const Tensor x = copy_to_device(device_, converted_on_host(values.view, DType::bf16).view);
+          const Tensor codes = Tensor::on_host(DType::bf16, {tokens, in}, Int8Chunks::instance());
+          Int8Chunks::instance().encode(codes.view, copy_to_host(*device_, x.view).view);
+          const cuda::Int8ChunkPlanes rows = cuda::int8_chunk_planes(codes.view);
+          const int64_t padded = (tokens + 7) / 8 * 8;
+          const Tensor y = copy_to_host(*device_, linear(rounded(x).view, weight.view, {}, DType::f32).view);
+          std::vector<uint8_t> of_row(static_cast<size_t>(in));
+          for (int64_t n = 0; n < out; n += n % 5 + 1) {
+            groups.unpack_codes(of_row.data(), weight.stored.view, n, 0, in);
+            for (int64_t t = 0; t < tokens; t += t % 3 + 1) {
+              float sum = 0;
+              for (int64_t begin = 0; begin < in; begin += kHalf) {
+                const int64_t group = begin / groups.group_columns(in);
+                const int zero = groups.zero(weight.stored.view, n, group);
+                int dot = 0;
+                for (int64_t k = begin; k < begin + kHalf; ++k)
+                  dot += (of_row[static_cast<size_t>(k)] - zero) * static_cast<int>(code_of(rows, t, k));
+                const float term = static_cast<float>(dot) * groups.scale(weight.stored.view, n, group);
+                sum = std::fmaf(term, rows.scales[begin / kIntegerChunk * padded + t], sum);
+              }
+              ASSERT_EQ(y.view.as<float>()[t * out + n], sum)
+                  << type << " " << in << " x " << out << ": " << t << ", " << n << (extreme ? ", extreme" : "");
+            }
+          }
+        }
+      }
+}
+
+TEST_F(CudaInt8, GroupsAndKQuantsShareNoLaunch) {
+  EADEM_SKIP_WITHOUT_HOPPER();
+  const Weight gate(device_, "q4_k", {64, 256}, 1), up(device_, "int4_g128_f16", {64, 256}, 2);
+  const Tensor x = random_on(device_, DType::bf16, {1, 256}, 4), y = allocate_tensor(*device_, DType::bf16, {1, 64});
+  EXPECT_THROW(run(test::named(cuda::linear_gated_activation_kernels(), "cuda_int8"), "linear_gated_activation",
+                   AttrsRef(LinearGatedActivationAttrs{.kind = ActivationKind::silu, .out_dtype = DType::bf16}),
+                   {rounded(x).view, gate.view, up.view}, {y.view}),
+               DeviceError);
+}
+
 TEST_F(CudaInt8, RowsDoNotDependOnTheRowsBesideThem) {
   EADEM_SKIP_WITHOUT_HOPPER();
   const int64_t most = 300;
-  for (const char* type : {"q4_k", "q6_k"})
+  for (const char* type : {"q4_k", "q6_k", kGroupTypes[0], kGroupTypes[1]})
     // The last two shapes have few tiles of many chunks: integer_stream gives their blocks 16 and 12 warps.
     for (const auto& [out, in] : {std::pair<int64_t, int64_t>{72, 4096}, {4096, 4096}, {2000, 2560}, {4000, 5120}})
       for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -313,37 +373,42 @@ TEST_F(CudaInt8, RowsDoNotDependOnTheRowsBesideThem) {
 TEST_F(CudaInt8, FusedProductsHaveTheBitsOfTheirParts) {
   EADEM_SKIP_WITHOUT_HOPPER();
   const int64_t in = 2304, out = 512;
-  const Weight gate(device_, "q4_k", {out, in}, 1), up(device_, "q6_k", {out, in}, 2), k(device_, "q4_k", {72, in}, 3);
-  for (const int64_t rows : {1, 9, 30, 64, 130, 300}) {
-    const Tensor x = random_on(device_, DType::bf16, {rows, in}, 4);
-    const Rows codes = rounded(x);
-    const Tensor a = linear(codes.view, gate.view, {}, DType::bf16), b = linear(codes.view, up.view, {}, DType::bf16),
-                 c = linear(codes.view, k.view, {}, DType::bf16);
-    EXPECT_EQ(bytes_of(*device_, linear(x.view, gate.view, {}, DType::bf16).view), bytes_of(*device_, a.view));
-    const Tensor expected = allocate_tensor(*device_, DType::bf16, {rows, out}),
-                 gated = allocate_tensor(*device_, DType::bf16, {rows, out});
-    run(*cuda::gated_activation_kernels()[0], "gated_activation",
-        AttrsRef(ActivationAttrs{.kind = ActivationKind::silu}), {a.view, b.view}, {expected.view});
-    run(test::named(cuda::linear_gated_activation_kernels(), "cuda_int8"), "linear_gated_activation",
-        AttrsRef(LinearGatedActivationAttrs{.kind = ActivationKind::silu, .out_dtype = DType::bf16}),
-        {codes.view, gate.view, up.view}, {gated.view});
-    EXPECT_EQ(bytes_of(*device_, gated.view), bytes_of(*device_, expected.view)) << rows;
-    const Rows gated_codes = allocated(DType::bf16, {rows, out});
-    run(test::named(cuda::linear_gated_activation_quantize_kernels(), "cuda_int8"), "linear_gated_activation_quantize",
-        AttrsRef(LinearGatedActivationAttrs{
-            .kind = ActivationKind::silu, .out_dtype = DType::bf16, .round_to = &Int8Chunks::instance()}),
-        {codes.view, gate.view, up.view}, {gated_codes.view});
-    EXPECT_EQ(bytes(gated_codes), bytes(rounded(expected))) << rows;
-    const Tensor q = allocate_tensor(*device_, DType::bf16, {rows, out}),
-                 key = allocate_tensor(*device_, DType::bf16, {rows, 72}),
-                 value = allocate_tensor(*device_, DType::bf16, {rows, out});
-    run(test::named(cuda::linear_qkv_kernels(), "cuda_int8"), "linear_qkv",
-        AttrsRef(LinearAttrs{.out_dtype = DType::bf16}), {codes.view, gate.view, {}, k.view, {}, up.view, {}},
-        {q.view, key.view, value.view});
-    EXPECT_EQ(bytes_of(*device_, q.view), bytes_of(*device_, a.view)) << rows;
-    EXPECT_EQ(bytes_of(*device_, key.view), bytes_of(*device_, c.view)) << rows;
-    EXPECT_EQ(bytes_of(*device_, value.view), bytes_of(*device_, b.view)) << rows;
-  }
+  const std::array<const char*, 2> pairs[] = {{"q4_k", "q6_k"}, {"int4_g128_f16", "int4_g128_bf16_zeros"}};
+  for (const auto& [first, second] : pairs)
+    for (const int64_t rows : {1, 9, 30, 64, 130, 300}) {
+      SCOPED_TRACE(fmt::format("{} and {}, {} rows", first, second, rows));
+      const Weight gate(device_, first, {out, in}, 1), up(device_, second, {out, in}, 2),
+          k(device_, first, {72, in}, 3);
+      const Tensor x = random_on(device_, DType::bf16, {rows, in}, 4);
+      const Rows codes = rounded(x);
+      const Tensor a = linear(codes.view, gate.view, {}, DType::bf16), b = linear(codes.view, up.view, {}, DType::bf16),
+                   c = linear(codes.view, k.view, {}, DType::bf16);
+      EXPECT_EQ(bytes_of(*device_, linear(x.view, gate.view, {}, DType::bf16).view), bytes_of(*device_, a.view));
+      const Tensor expected = allocate_tensor(*device_, DType::bf16, {rows, out}),
+                   gated = allocate_tensor(*device_, DType::bf16, {rows, out});
+      run(*cuda::gated_activation_kernels()[0], "gated_activation",
+          AttrsRef(ActivationAttrs{.kind = ActivationKind::silu}), {a.view, b.view}, {expected.view});
+      run(test::named(cuda::linear_gated_activation_kernels(), "cuda_int8"), "linear_gated_activation",
+          AttrsRef(LinearGatedActivationAttrs{.kind = ActivationKind::silu, .out_dtype = DType::bf16}),
+          {codes.view, gate.view, up.view}, {gated.view});
+      EXPECT_EQ(bytes_of(*device_, gated.view), bytes_of(*device_, expected.view)) << rows;
+      const Rows gated_codes = allocated(DType::bf16, {rows, out});
+      run(test::named(cuda::linear_gated_activation_quantize_kernels(), "cuda_int8"),
+          "linear_gated_activation_quantize",
+          AttrsRef(LinearGatedActivationAttrs{
+              .kind = ActivationKind::silu, .out_dtype = DType::bf16, .round_to = &Int8Chunks::instance()}),
+          {codes.view, gate.view, up.view}, {gated_codes.view});
+      EXPECT_EQ(bytes(gated_codes), bytes(rounded(expected))) << rows;
+      const Tensor q = allocate_tensor(*device_, DType::bf16, {rows, out}),
+                   key = allocate_tensor(*device_, DType::bf16, {rows, 72}),
+                   value = allocate_tensor(*device_, DType::bf16, {rows, out});
+      run(test::named(cuda::linear_qkv_kernels(), "cuda_int8"), "linear_qkv",
+          AttrsRef(LinearAttrs{.out_dtype = DType::bf16}), {codes.view, gate.view, {}, k.view, {}, up.view, {}},
+          {q.view, key.view, value.view});
+      EXPECT_EQ(bytes_of(*device_, q.view), bytes_of(*device_, a.view)) << rows;
+      EXPECT_EQ(bytes_of(*device_, key.view), bytes_of(*device_, c.view)) << rows;
+      EXPECT_EQ(bytes_of(*device_, value.view), bytes_of(*device_, b.view)) << rows;
+    }
 }
 
 TEST_F(CudaInt8, NormsThatRoundHaveTheBitsOfTheirParts) {

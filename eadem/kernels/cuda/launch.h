@@ -486,8 +486,8 @@ struct PackedStreamParams {
 [[nodiscard]] cudaError_t launch_packed_embedding(const EmbeddingParams& params, const FragmentLayout& layout,
                                                   cudaStream_t stream);
 
-// --- integer_stream.cu, for Hopper: weights are FragmentBlocks of q4_k or q6_k, x rows of Int8Chunks; `in` is a
-// multiple of kIntegerChunk
+// --- integer_stream.cu, for Hopper: weights are FragmentBlocks that integer_codes_of knows, all groups or all
+// K-quants, x rows of Int8Chunks; `in` is a multiple of kIntegerChunk
 
 inline constexpr int64_t kIntegerStreamMaxTokens = 32;
 [[nodiscard]] cudaError_t launch_integer_stream(const PackedStreamParams& params, cudaStream_t stream);

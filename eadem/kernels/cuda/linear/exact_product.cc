@@ -34,13 +34,13 @@ bool takes_fp8_stream(const KernelRequest& request) {
          fp8 != nullptr && fp8->format().kind == Fp8Format::Kind::e4m3 && weight.fixed(1) % kFp8Multiple == 0;
 }
 
-bool takes_integers(const KernelRequest& request) {
+IntegerCodes integer_codes(const KernelRequest& request) {
   const TensorType &x = request.inputs[0], &weight = request.inputs[1];
   const FragmentBlocks* blocks = FragmentBlocks::of(weight.encoding);
-  return runs_hopper_kernels(request) &&
-         (x.encoding == &Int8Chunks::instance() || (x.encoding == nullptr && x.dtype == DType::bf16)) &&
-         blocks != nullptr && (blocks->layout().known == kFourBitLayout || blocks->layout().known == kSixBitLayout) &&
-         weight.fixed(1) % kIntegerChunk == 0;
+  const bool runs = runs_hopper_kernels(request) &&
+                    (x.encoding == &Int8Chunks::instance() || (x.encoding == nullptr && x.dtype == DType::bf16)) &&
+                    blocks != nullptr && weight.fixed(1) % kIntegerChunk == 0;
+  return runs ? integer_codes_of(blocks->layout()) : IntegerCodes::none;
 }
 
 CudaMatmulProblem matmul_problem(const KernelRequest& request) {

@@ -2,7 +2,7 @@
 //
 // Products whose bits do not depend on the number of rows. Of bf16 rows, every output is one chain of mma.sync over
 // ascending k (linear_stream.cu, packed_stream.cu); of rows and weights in 8-bit floats it is a sum of chains
-// (fp8_stream.cu), of rows of 8-bit codes and K-quants one of chunks (integer_products.cuh, which no library has). Up
+// (fp8_stream.cu), of rows of 8-bit codes one of chunks (integer_products.cuh, which no library has). Up
 // to kLinearStreamMaxTokens rows are streamed; more go through those algorithms of cuBLASLt that gave the same bits in
 // a test, and more than kLinearStreamLeast, of plain weights, where such an algorithm was faster. Else bf16 rows are
 // streamed in turns, and those of 8-bit floats computed in tiles (fp8_tiles.cu).
@@ -24,8 +24,9 @@ std::string stream_requirement(const KernelRequest& request);
 // Whether fp8_stream accepts them: x as it will be once it is rounded, weight in e4m3.
 bool takes_fp8_stream(const KernelRequest& request);
 
-// Whether integer_stream and integer_tiles accept them: x as it will be once it is rounded, weight in q4_k or q6_k.
-bool takes_integers(const KernelRequest& request);
+// The codes of the weight if integer_stream and integer_tiles accept them, x as it will be once it is rounded.
+IntegerCodes integer_codes(const KernelRequest& request);
+inline bool takes_integers(const KernelRequest& request) { return integer_codes(request) != IntegerCodes::none; }
 
 // linear's kernel cuda_fp8, for a request that takes_fp8_stream; rows that arrive plain are rounded (linear.cc).
 PlanPtr prepare_linear_fp8(const KernelRequest& request, Context& context);
@@ -37,7 +38,7 @@ CudaMatmulCall matmul_call(const LinearParams& params);
 // The layout in which the mma.sync chain reads a weight; null for plain ones.
 const FragmentLayout* layout_of(const TensorType& weight);
 
-// Computes up to kLinearStreamMaxTokens rows (of 8-bit codes and K-quants up to kIntegerStreamMaxTokens), or, where x
+// Computes up to kLinearStreamMaxTokens rows (of 8-bit codes up to kIntegerStreamMaxTokens), or, where x
 // is rounded, any number of one part. All weights are plain, or each has a layout, or each has scales.
 void stream_products(CudaDevice& device, const LinearStreamParams& params,
                      const std::array<const FragmentLayout*, kMostLinearStreamParts>& layouts,

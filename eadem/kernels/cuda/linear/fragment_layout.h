@@ -86,4 +86,19 @@ inline constexpr FragmentLayout kKnownLayouts[] = {
 inline constexpr int kFourBitLayout = 0, kSixBitLayout = 1;  // of q4_k and q6_k
 inline constexpr int kNumKnownLayouts = sizeof(kKnownLayouts) / sizeof(kKnownLayouts[0]);
 
+// The codes that are multiplied as they are (integer_products.cuh).
+enum class IntegerCodes : uint8_t {
+  none,
+  four,    // q4_k
+  six,     // q6_k
+  groups,  // of 4 bits, with a scale for each 128 columns or 256, and a zero point
+};
+inline constexpr int kIntegerGroup = 128;
+constexpr IntegerCodes integer_codes_of(const FragmentLayout& layout) {
+  if (layout.known == kFourBitLayout) return IntegerCodes::four;
+  if (layout.known == kSixBitLayout) return IntegerCodes::six;
+  const bool scaled_alone = layout.code == FragmentLayout::Code::bits4 && !layout.has_min && layout.sub_shift == 0;
+  return scaled_alone && 1 << layout.scale_shift >= kIntegerGroup ? IntegerCodes::groups : IntegerCodes::none;
+}
+
 }  // namespace eadem::kernels::cuda

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Products of rows of 8-bit codes (int8_chunks.h) with K-quants, by chunks of 256 columns, for which both sides have a
-// scale. Of output n and token t,
+// scale, and with codes of four bits in groups. Of output n and token t,
 //
 //   y = sum over chunks c of u_c * scale_c, in f32, in order of c, by one fma for each
-//   u = I' * D   of four bits
-//   u = C * d    of six bits
+//   u = I' * D   of q4_k
+//   u = C * d    of q6_k
+//   u = G * s    of groups, for each half of the chunk: two terms of the sum
 //
 //   I    of the chunk, the sum of sub-scale * code * token's code: an integer below 2^24, since the sum of the token's
 //        codes is bounded (int8_chunks.h). It has one value in whatever order its terms are added
@@ -15,10 +16,13 @@
 //   C    of the chunk, a chain of tensor-core products of 16 columns each: (code - 32) * sub-scale, rounded to f16,
 //        times the token's code
 //   d, dmin  the scales of the weight's block; scale_c is the token's
+//   G    of 128 columns, the sum of (code - zero) * token's code: an integer, exact as I is
+//   s    the scale of these columns
 //
 // The bits of a code are those of the f16 code * 2^-24, also where a code of four bits lies in its word. So all of I'
 // is multiplied by 2^-19, of the minimums m by 2^-7 and S by 2^-12, and all of C by 2^-20. Rounding to f16 is not
-// changed by that: what is below 2^-14 there, is a multiple of 2^-20.
+// changed by that: what is below 2^-14 there, is a multiple of 2^-20. G is multiplied by 2^-9 where its codes are f16,
+// and by 2^-1 where they are integers and the tensor core subtracts zero * S, of zero * 2^11 and S * 2^-12.
 //
 // The halves of such a word hold columns 2 t and 2 t + 8, or 2 t + 1 and 2 t + 9, of a step. So f16 fragments have
 // columns 2 t and 2 t + 8 at places 2 t and 2 t + 1, and columns 2 t + 1 and 2 t + 9 at places 2 t + 8 and 2 t + 9.
@@ -29,6 +33,7 @@
 #include "eadem/kernels/cuda/device_math.cuh"
 #include "eadem/kernels/cuda/instructions/mma.cuh"
 #include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/linear/fragment_decode.cuh"
 #include "eadem/kernels/cuda/linear/fragment_layout.h"
 
 namespace eadem::kernels::cuda {
@@ -53,7 +58,8 @@ __device__ inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b
 
 // --- Fragments of f16.
 
-inline constexpr float kUnit = 0x1p-19f, kSixUnit = 0x1p-20f;  // of I' and C
+inline constexpr float kUnit = 0x1p-19f, kSixUnit = 0x1p-20f;          // of I' and C
+inline constexpr float kGroupUnit = 0x1p-9f, kGroupSumUnit = 0x1p-1f;  // of G
 
 __device__ inline const uint32_t (&words_of(const uint4& v))[4] { return *reinterpret_cast<const uint32_t(*)[4]>(&v); }
 
@@ -73,14 +79,59 @@ struct CodeFactors {
       : by{both(32 * factor), both(2 * factor8)}, minus{both(-32768 * factor), both(-2048 * factor8)} {}
 };
 
+// How codes of groups become what G sums: -kGroupUnit * zero of rows g and g + 8.
+struct GroupFactors {
+  __half2 minus[2];
+};
+
+// How a half of a chunk is scaled and what its zero points are, in rows g and g + 8.
+struct GroupScales {
+  float scale[2];
+  float zero[2];
+
+  __device__ GroupScales(const FragmentLayout& layout, const uint8_t* block, int half, int lane) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int element =
+          (half * kIntegerGroup >> layout.scale_shift) * kFragmentBlockRows + lane / 4 + r * (kFragmentBlockRows / 2);
+      scale[r] = fragment_scale(block + layout.scales, element, layout.scale_type);
+      zero[r] = static_cast<float>(layout.has_zeros ? block[layout.zeros + element] : layout.zero);
+    }
+  }
+  __device__ GroupFactors factors() const { return {both(-kGroupUnit * zero[0]), both(-kGroupUnit * zero[1])}; }
+};
+
 // What a lane holds of a piece of 64 columns of a block. `decode` makes the fragments of its steps 2 group and
-// 2 group + 1, codes * sub-scales.
-template <bool kSix>
+// 2 group + 1.
+template <IntegerCodes kCodes>
 struct Codes;
 
-// Of four bits, times kUnit and `factors`.
+// Of groups: codes minus zero points, times kGroupUnit.
 template <>
-struct Codes<false> {
+struct Codes<IntegerCodes::groups> {
+  using Factors = GroupFactors;
+  uint4 words;
+
+  Codes() = default;
+  __device__ Codes(const uint8_t* block, int piece, int lane)
+      : words(reinterpret_cast<const uint4*>(block)[piece * kWarp + lane]) {}
+
+  __device__ void decode(uint32_t (&a)[2][4], int group, const Factors& factors) const {
+#pragma unroll
+    for (int step = 0; step < 2; ++step)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t word = words_of(words)[2 * group + step] >> (8 * h);
+        a[step][2 * h] = bits_of(__hfma2(halves(word & 0x000f000fu), both(0x1p24f * kGroupUnit), factors.minus[0]));
+        a[step][2 * h + 1] = bits_of(__hfma2(halves(word & 0x00f000f0u), both(0x1p20f * kGroupUnit), factors.minus[1]));
+      }
+  }
+};
+
+// Of q4_k: codes times sub-scales, kUnit and `factors`.
+template <>
+struct Codes<IntegerCodes::four> {
+  using Factors = CodeFactors;
   uint4 words;
   uint32_t subs[2][2];  // sub-scales of both groups, of rows g and g + 8
 
@@ -107,9 +158,10 @@ struct Codes<false> {
   }
 };
 
-// Of six bits, times kSixUnit, by a whole warp.
+// Of q6_k: codes times sub-scales and kSixUnit, by a whole warp.
 template <>
-struct Codes<true> {
+struct Codes<IntegerCodes::six> {
+  struct Factors {};
   uint4 words;
   uint2 tops;
   __half2 scales;  // 16 times the sub-scales of step lane % 4, of rows g and g + 8
@@ -124,7 +176,7 @@ struct Codes<true> {
     scales = __hfma2(halves((subs ^ 0x00800080u) | 0x64006400u), both(16.0f), both(-16 * 1152.0f));
   }
 
-  __device__ void decode(uint32_t (&a)[2][4], int group, const CodeFactors&) const {
+  __device__ void decode(uint32_t (&a)[2][4], int group, const Factors&) const {
     constexpr uint32_t kNibbles = 0x0f0f0f0fu, kTops = 0x30303030u;
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
@@ -254,6 +306,44 @@ __device__ inline void multiply_four_bits(float (&u)[kTiles][4], const IntegerTo
   }
 }
 
+// The same for a block of groups: u[half] is that of half a chunk.
+template <int kTiles>
+__device__ inline void multiply_groups(float (&u)[2][kTiles][4], const IntegerTokens<kTiles>& x,
+                                       const FragmentLayout& layout, const uint8_t* block, int lane) {
+  constexpr uint32_t kNibbles = 0x0f0f0f0fu;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int sum[kTiles][4] = {};
+#pragma unroll
+    for (int piece = 2 * half; piece < 2 * half + 2; ++piece) {
+      const uint4 loaded = reinterpret_cast<const uint4*>(block)[piece * kWarp + lane];
+      const uint32_t(&words)[4] = words_of(loaded);
+#pragma unroll
+      for (int group = 0; group < 2; ++group) {
+        const uint32_t first = words[2 * group], second = words[2 * group + 1];
+        const uint32_t a[4] = {first & kNibbles, first >> 4 & kNibbles, second & kNibbles, second >> 4 & kNibbles};
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          const uint32_t(&b)[4] = words_of(x.codes[t][piece]);
+          mma(sum[t], a, b[2 * group], b[2 * group + 1]);
+        }
+      }
+    }
+    const GroupScales scales(layout, block, half, lane);
+    uint32_t zero[4] = {};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) zero[2 * half + r] = bits_of(both(scales.zero[r] * (-0x1p12f * kGroupSumUnit)));
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) u[half][t][i] = static_cast<float>(sum[t][i]) * kGroupSumUnit;
+      mma_f16(u[half][t], zero, x.sums[t][0], x.sums[t][1]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) u[half][t][i] *= scales.scale[i / 2] * (1 / kGroupSumUnit);
+    }
+  }
+}
+
 // The same for a block of q6_k.
 template <int kTiles>
 __device__ inline void multiply_six_bits(float (&u)[kTiles][4], const IntegerTokens<kTiles>& x, const uint8_t* block,
@@ -262,7 +352,7 @@ __device__ inline void multiply_six_bits(float (&u)[kTiles][4], const IntegerTok
   for (int t = 0; t < kTiles; ++t) u[t][0] = u[t][1] = u[t][2] = u[t][3] = 0.0f;
 #pragma unroll
   for (int piece = 0; piece < kFragmentPieces; ++piece) {
-    const Codes<true> codes(block, piece, lane);
+    const Codes<IntegerCodes::six> codes(block, piece, lane);
 #pragma unroll
     for (int group = 0; group < 2; ++group) {
       uint32_t a[2][4];

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of many rows of 8-bit codes with K-quants, with the bits of integer_stream.cu. A block computes tiles of 64
-// or 128 tokens and 128 rows of the weight, 64 for each of two warpgroups (or 64 rows and 64 tokens for each). A warp
-// decodes the 16 rows it multiplies into fragments of f16, codes times their sub-scales; wgmma multiplies them with the
-// codes of the tokens in shared memory. The warpgroups multiply a chunk of 256 columns in turns.
+// Products of many rows of 8-bit codes with K-quants and groups of four bits, with the bits of integer_stream.cu. A
+// block computes tiles of 64 or 128 tokens and 128 rows of the weight, 64 for each of two warpgroups (or 64 rows and 64
+// tokens for each). A warp decodes the 16 rows it multiplies into fragments of f16, codes times their sub-scales or
+// minus their zero points; wgmma multiplies them with the codes of the tokens in shared memory. The warpgroups multiply
+// a chain in turns: a chunk of 256 columns of K-quants, half a chunk of groups.
 //
 // Blocks are paired (a cluster of two), with the same tokens and rows one after another: each copies half of the tokens
 // for both.
@@ -31,26 +32,38 @@ static_assert(kWarpgroups * kGrown + kShrunk <= (kWarpgroups + 1) * (65536 / kTh
 constexpr int kPanels = kFragmentPieces;  // of a chunk
 constexpr int kStagePanels = 2;           // of tokens
 constexpr int kStages = 4;                // of tokens
-constexpr int kTurns = 3;                 // chunks whose slots are in memory
+constexpr int kSlots = 3;                 // chunks whose slots are in memory
 constexpr int kFirstTurn = 1;             // the named barrier of the first warpgroup's turns
 constexpr uint32_t kStepBytes = 32;       // of k in one wgmma
 
+constexpr FragmentLayout kLargestGroups = with_offsets({.code = FragmentLayout::Code::bits4,
+                                                        .scale_type = FragmentLayout::Scale::f32,
+                                                        .has_zeros = true,
+                                                        .scale_shift = 7});
+
 // kWide: the warpgroups have different rows of the weight, else different tokens.
-template <bool kSix_, bool kWide_, int kTokens_>
+template <IntegerCodes kCodes_, bool kWide_, int kTokens_>
 struct Shape {
-  static constexpr bool kSix = kSix_, kWide = kWide_;
+  static constexpr IntegerCodes kCodes = kCodes_;
+  static constexpr bool kWide = kWide_, kHasMin = kCodes == IntegerCodes::four;
+  static constexpr int kChains = kCodes == IntegerCodes::groups ? kIntegerChunk / kIntegerGroup : 1;  // of a chunk
+  static constexpr int kChainPanels = kPanels / kChains;
+  static_assert(kChainPanels % kStagePanels == 0);
   static constexpr int kTokens = kTokens_;  // of a tile
   static constexpr uint32_t kPanelBytes = kTokens * kPanelRowBytes, kStageBytes = kStagePanels * kPanelBytes;
-  // The slot of a chunk: sums of its tokens (narrow_operand), their scales, then the encoded blocks of its rows.
-  static constexpr uint32_t kSumBytes = kTokens * 32, kScaleBytes = kTokens * 4;
+  // The slot of a chunk: sums of its tokens (narrow_operand) if there are minimums, their scales, then the encoded
+  // blocks of its rows.
+  static constexpr uint32_t kSumBytes = kHasMin ? kTokens * 32 : 0, kScaleBytes = kTokens * 4;
   static constexpr int kRows = kGroupRows * (kWide ? kWarpgroups : 1);
   static constexpr int kGroupTokens = kTokens / (kWide ? 1 : kWarpgroups);
   static constexpr int kTokenTiles = kGroupTokens / 8;
-  static constexpr FragmentLayout kLayout = kSix ? kSixBits : kFourBits;
-  static constexpr uint32_t kBlockBytes = kLayout.block_bytes;
+  // Of groups, the largest block.
+  static constexpr uint32_t kBlockBytes = kCodes == IntegerCodes::four  ? kFourBits.block_bytes
+                                          : kCodes == IntegerCodes::six ? kSixBits.block_bytes
+                                                                        : kLargestGroups.block_bytes;
   static constexpr int kBlockRows = kRows / kFragmentBlockRows;  // rows of blocks
   static constexpr uint32_t kSlotBytes = (kSumBytes + kScaleBytes + kBlockRows * kBlockBytes + 127) / 128 * 128;
-  static constexpr uint32_t kSharedBytes = kStages * kStageBytes + kTurns * kSlotBytes;
+  static constexpr uint32_t kSharedBytes = kStages * kStageBytes + kSlots * kSlotBytes;
   static_assert(kSharedBytes <= 226 * 1024);
 };
 
@@ -103,8 +116,12 @@ __device__ inline void copy_tokens(const LinearStreamParams& p, const CUtensorMa
 
 // By one thread: fills the slots of this block's tiles.
 template <typename S>
-__device__ inline void copy_slots(const LinearStreamParams& p, const Memory& memory, int num_chunks, int rank) {
+__device__ inline void copy_slots(const LinearStreamParams& p, const FragmentLayout& layout, const Memory& memory,
+                                  int num_chunks, int rank) {
   const Tiles<S> tiles(p);
+  const uint32_t block_bytes =
+      S::kCodes == IntegerCodes::groups ? static_cast<uint32_t>(layout.block_bytes) : S::kBlockBytes;
+  constexpr uint32_t kTokenBytes = (S::kHasMin ? 256 : 0) + 32;  // of eight tokens
   const LinearStreamPart& part = p.parts[0];
   const auto groups = static_cast<int>(ceil_div(p.tokens, int64_t{8}));
   const auto block_rows = static_cast<int>(ceil_div(part.out, int64_t{kFragmentBlockRows}));
@@ -112,36 +129,37 @@ __device__ inline void copy_slots(const LinearStreamParams& p, const Memory& mem
   const auto token_groups = [&](int tile) {
     return static_cast<uint32_t>(min(S::kTokens / 8, groups - tiles.token_of(tile) / 8));
   };
-  const auto copy_blocks = [&](int turn, int tile, int chunk) {
-    const uint32_t full = memory.slot_ring.full_at(turn);
-    const uint32_t to = shared_address(memory.slots + turn * S::kSlotBytes) + S::kSumBytes + S::kScaleBytes;
-    barrier_arrive_expecting(full, token_groups(tile) * (256 + 32) + S::kBlockRows * S::kBlockBytes);
+  const auto copy_blocks = [&](int slot, int tile, int chunk) {
+    const uint32_t full = memory.slot_ring.full_at(slot);
+    const uint32_t to = shared_address(memory.slots + slot * S::kSlotBytes) + S::kSumBytes + S::kScaleBytes;
+    barrier_arrive_expecting(full, token_groups(tile) * kTokenBytes + S::kBlockRows * block_bytes);
     for (int n = 0; n < S::kBlockRows; ++n) {
       // Beyond the last row of blocks it is the last one.
       const int row = min(tiles.output_of(tile, rank) / kFragmentBlockRows + n, block_rows - 1);
       copy_bulk_async(to + static_cast<uint32_t>(n) * S::kBlockBytes,
-                      static_cast<const uint8_t*>(part.weight) + (int64_t{row} * num_chunks + chunk) * S::kBlockBytes,
-                      S::kBlockBytes, full, policy);
+                      static_cast<const uint8_t*>(part.weight) + (int64_t{row} * num_chunks + chunk) * block_bytes,
+                      block_bytes, full, policy);
     }
   };
   // Weights do not depend on earlier kernels: the first ones are there before tokens are.
-  const int early = min(kTurns, num_chunks);
+  const int early = min(kSlots, num_chunks);
   for (int chunk = 0; chunk < early; ++chunk) copy_blocks(chunk, tiles.first(), chunk);
   wait_for_earlier_kernels();
-  RingPlace<kTurns> turn{0, 1};
+  RingPlace<kSlots> slot{0, 1};
   for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step())
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
       if (tile != tiles.first() || chunk >= early) {
-        barrier_wait(memory.slot_ring.empty_at(turn.stage), turn.parity);
-        copy_blocks(turn.stage, tile, chunk);
+        barrier_wait(memory.slot_ring.empty_at(slot.stage), slot.parity);
+        copy_blocks(slot.stage, tile, chunk);
       }
-      const uint32_t full = memory.slot_ring.full_at(turn.stage);
-      const uint32_t to = shared_address(memory.slots + turn.stage * S::kSlotBytes);
+      const uint32_t full = memory.slot_ring.full_at(slot.stage);
+      const uint32_t to = shared_address(memory.slots + slot.stage * S::kSlotBytes);
       const int64_t first_group = int64_t{chunk} * groups + tiles.token_of(tile) / 8;
-      copy_bulk_async(to, static_cast<const uint8_t*>(p.x_sums) + first_group * 256, token_groups(tile) * 256, full,
-                      policy);
+      if constexpr (S::kHasMin)
+        copy_bulk_async(to, static_cast<const uint8_t*>(p.x_sums) + first_group * 256, token_groups(tile) * 256, full,
+                        policy);
       copy_bulk_async(to + S::kSumBytes, p.x_scales + first_group * 8, token_groups(tile) * 32, full, policy);
-      turn.advance();
+      slot.advance();
     }
 }
 
@@ -183,47 +201,52 @@ __device__ inline void store_outputs(const LinearStreamParams& p, const float (&
 
 // By a warp of those that multiply: decodes, multiplies and stores its rows of this block's tiles.
 template <typename Y, typename S>
-__device__ inline void multiply_tiles(const LinearStreamParams& p, const Memory& memory, int num_chunks, int rank,
-                                      int warp, int lane) {
+__device__ inline void multiply_tiles(const LinearStreamParams& p, const FragmentLayout& layout, const Memory& memory,
+                                      int num_chunks, int rank, int warp, int lane) {
   using Sums = float[S::kTokenTiles][4];
   const int group = warp / (kWarpgroup / kWarp);
   const int row_block = S::kWide ? warp : warp % (kWarpgroup / kWarp);  // of a tile
   const int group_token = S::kWide ? 0 : group * S::kGroupTokens;
   const Tiles<S> tiles(p);
   RingPlace<kStages> place;
-  RingPlace<kTurns> turn;
+  RingPlace<kSlots> slot_place;
   Sums sum, chain;
   uint32_t a[2][2][4];  // of two batches of products
   const uint32_t left = address_in_block(memory.ring.empty, lane % kPair);
   const auto leave = [&](int stage) {
     arrive_in_cluster(left + static_cast<uint32_t>(stage) * kBarrierBytes, lane < kPair);
   };
-  const auto last_of_all = [&](int tile, int chunk) {
-    return tile + tiles.step() >= tiles.count() && chunk + 1 == num_chunks;
+  const auto last_of_all = [&](int tile, int chain_at) {
+    return tile + tiles.step() >= tiles.count() && chain_at + 1 == num_chunks * S::kChains;
   };
   if (group == 1) named_barrier_arrive(kFirstTurn, kWarpgroups * kWarpgroup);
   for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step()) {
 #pragma unroll
     for (int t = 0; t < S::kTokenTiles; ++t) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = 0.0f;
-    for (int chunk = 0; chunk < num_chunks; ++chunk) {
-      constexpr int kBatches = 2 * kPanels;
-      const uint8_t* const slot = memory.slots + turn.stage * S::kSlotBytes;
+    for (int chain_at = 0; chain_at < num_chunks * S::kChains; ++chain_at) {
+      constexpr int kBatches = 2 * S::kChainPanels;
+      const int of_chunk = chain_at % S::kChains, first_panel = of_chunk * S::kChainPanels;
+      const uint8_t* const slot = memory.slots + slot_place.stage * S::kSlotBytes;
       const uint8_t* const block = slot + S::kSumBytes + S::kScaleBytes + row_block * S::kBlockBytes;
-      barrier_wait(memory.slot_ring.full_at(turn.stage), turn.parity);
+      if (of_chunk == 0) barrier_wait(memory.slot_ring.full_at(slot_place.stage), slot_place.parity);
       float scale[2];
-      CodeFactors factors;
+      typename Codes<S::kCodes>::Factors factors;
       uint32_t min[4];
-      if constexpr (S::kSix) {
-        const auto* d = reinterpret_cast<const __half*>(block + S::kLayout.scales) + lane / 4;
+      if constexpr (S::kCodes == IntegerCodes::six) {
+        const auto* d = reinterpret_cast<const __half*>(block + kSixBits.scales) + lane / 4;
         scale[0] = __half2float(d[0]) * (1 / kSixUnit), scale[1] = __half2float(d[8]) * (1 / kSixUnit);
-      } else {
+      } else if constexpr (S::kCodes == IntegerCodes::four) {
         const MinScales scales(block, lane);
         scale[0] = scales.row[0].scale * (1 / kUnit), scale[1] = scales.row[1].scale * (1 / kUnit);
         factors = CodeFactors(scales.row[0].factor, scales.row[1].factor);
         load_minimums(min, block, scales, lane);
+      } else {
+        const GroupScales scales(layout, block, of_chunk, lane);
+        scale[0] = scales.scale[0] * (1 / kGroupUnit), scale[1] = scales.scale[1] * (1 / kGroupUnit);
+        factors = scales.factors();
       }
       int before = 0;  // the stage before
-      Codes<S::kSix> codes(block, 0, lane);
+      Codes<S::kCodes> codes(block, first_panel, lane);
       codes.decode(a[0], 0, factors);
       barrier_wait(memory.ring.full_at(place.stage), place.parity);
       // The warpgroups multiply in turns: while one has the tensor cores, the other scales and adds.
@@ -242,11 +265,11 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const Memory&
         for (int step = 0; step < 2; ++step)
           wgmma_f16(chain, a[half][step], tokens.at(static_cast<uint32_t>(2 * half + step) * kStepBytes),
                     batch + step > 0);
-        if (!S::kSix && batch == kBatches - 1)
+        if (S::kHasMin && batch == kBatches - 1)
           wgmma_f16(chain, min, narrow_operand(shared_address(slot) + static_cast<uint32_t>(group_token) * 32), true);
         wgmma_commit();
         if (batch + 1 < kBatches) {
-          if (half == 1) codes = Codes<S::kSix>(block, (batch + 1) / 2, lane);
+          if (half == 1) codes = Codes<S::kCodes>(block, first_panel + (batch + 1) / 2, lane);
           wgmma_wait<1>();  // the batch before has ended: its fragments, and its stage, are free
           if (first_of_stage && batch > 0) leave(before);
           codes.decode(a[1 - half], 1 - half, factors);
@@ -256,7 +279,7 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const Memory&
           place.advance();
         }
       }
-      if (group == 0 || !last_of_all(tile, chunk))
+      if (group == 0 || !last_of_all(tile, chain_at))
         named_barrier_arrive(kFirstTurn + 1 - group, kWarpgroups * kWarpgroup);
       wgmma_wait<0>();
       pin(chain);
@@ -270,9 +293,10 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const Memory&
         for (int i = 0; i < 4; ++i)
           sum[t][i] = fmaf(__fmul_rn(chain[t][i], scale[i / 2]), i % 2 == 0 ? token_scale.x : token_scale.y, sum[t][i]);
       }
+      if (of_chunk + 1 < S::kChains) continue;
       __syncwarp();
-      if (lane == 0) barrier_arrive(memory.slot_ring.empty_at(turn.stage));
-      turn.advance();
+      if (lane == 0) barrier_arrive(memory.slot_ring.empty_at(slot_place.stage));
+      slot_place.advance();
     }
     wait_for_earlier_kernels();
     store_outputs<Y>(p, sum, tiles.token_of(tile) + group_token,
@@ -282,21 +306,22 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const Memory&
 
 template <typename Y, typename S>
 __global__ void __launch_bounds__(kThreads, 1)
-    integer_tiles(const __grid_constant__ LinearStreamParams p, const __grid_constant__ CUtensorMap token_map) {
+    integer_tiles(const __grid_constant__ LinearStreamParams p, const __grid_constant__ FragmentLayout layout,
+                  const __grid_constant__ CUtensorMap token_map) {
   extern __shared__ __align__(1024) uint8_t bytes[];
-  __shared__ uint64_t barriers[2 * kStages + 2 * kTurns];
+  __shared__ uint64_t barriers[2 * kStages + 2 * kSlots];
   const uint32_t first = shared_address(barriers);
   const Memory memory{
       .stages = shared_address(bytes),
       .slots = bytes + kStages * S::kStageBytes,
       .ring = {first, first + kStages * kBarrierBytes},
-      .slot_ring = {first + 2 * kStages * kBarrierBytes, first + (2 * kStages + kTurns) * kBarrierBytes}};
+      .slot_ring = {first + 2 * kStages * kBarrierBytes, first + (2 * kStages + kSlots) * kBarrierBytes}};
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < kStages) {
     barrier_init(memory.ring.full_at(thread), 1);
     barrier_init(memory.ring.empty_at(thread), kPair * kMultiplyingWarps);
   }
-  if (thread < kTurns) {
+  if (thread < kSlots) {
     barrier_init(memory.slot_ring.full_at(thread), 1);
     barrier_init(memory.slot_ring.empty_at(thread), kMultiplyingWarps);
   }
@@ -308,24 +333,35 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warp = thread / kWarp, lane = thread % kWarp;
   if (warp < kMultiplyingWarps) {
     grow_registers<kGrown>();
-    multiply_tiles<Y, S>(p, memory, num_chunks, rank, warp, lane);
+    multiply_tiles<Y, S>(p, layout, memory, num_chunks, rank, warp, lane);
   } else {
     shrink_registers<kShrunk>();
     if (warp == kMultiplyingWarps && lane == 0) copy_tokens<S>(p, token_map, memory, num_chunks, rank);
-    if (warp == kMultiplyingWarps + 1 && lane == 0) copy_slots<S>(p, memory, num_chunks, rank);
+    if (warp == kMultiplyingWarps + 1 && lane == 0) copy_slots<S>(p, layout, memory, num_chunks, rank);
   }
   __syncwarp();
   cluster_sync();  // the other block may still copy into this one's memory
 }
 
 template <typename Y, typename S>
-cudaError_t launch_shape(const LinearStreamParams& p, cudaStream_t stream) {
+cudaError_t launch_shape(const PackedStreamParams& packed, cudaStream_t stream) {
+  const LinearStreamParams& p = packed.product;
   CUtensorMap map;
   const cudaError_t error = make_panel_map(map, p.x_halves, p.tokens, p.in, S::kTokens / kPair, 1);
   if (error != cudaSuccess) return error;
   const int pairs = std::min(Tiles<S>(p).count(), static_cast<int>(p.multiprocessors) / kPair);
   return launch_clusters(integer_tiles<Y, S>, kPair, dim3(static_cast<unsigned>(kPair * pairs)), kThreads,
-                         size_t{S::kSharedBytes}, stream, p, map);
+                         size_t{S::kSharedBytes}, stream, p, packed.layouts[0], map);
+}
+
+template <typename Y, IntegerCodes kCodes>
+cudaError_t launch_codes(const PackedStreamParams& packed, cudaStream_t stream) {
+  const LinearStreamParams& p = packed.product;
+  if (p.tokens <= 64) return launch_shape<Y, Shape<kCodes, true, 64>>(packed, stream);
+  // Narrow tiles where wide ones would leave multiprocessors without work.
+  if (Tiles<Shape<kCodes, true, 128>>(p).count() * kPair < p.multiprocessors)
+    return launch_shape<Y, Shape<kCodes, false, 128>>(packed, stream);
+  return launch_shape<Y, Shape<kCodes, true, 128>>(packed, stream);
 }
 
 }  // namespace
@@ -336,16 +372,13 @@ cudaError_t launch_integer_tiles(const PackedStreamParams& packed, cudaStream_t 
   if (p.in % kIntegerChunk != 0 || p.parts[1].out != 0 || p.up != nullptr) return cudaErrorInvalidValue;
   return with_f32_or_bf16(p.y_dtype, [&](auto y) {
     using Y = decltype(y);
-    const bool six = packed.layouts[0].code == FragmentLayout::Code::bits6;
-    if (p.tokens <= 64)
-      return six ? launch_shape<Y, Shape<true, true, 64>>(p, stream)
-                 : launch_shape<Y, Shape<false, true, 64>>(p, stream);
-    // Narrow tiles where wide ones would leave multiprocessors without work.
-    if (Tiles<Shape<false, true, 128>>(p).count() * kPair < p.multiprocessors)
-      return six ? launch_shape<Y, Shape<true, false, 128>>(p, stream)
-                 : launch_shape<Y, Shape<false, false, 128>>(p, stream);
-    return six ? launch_shape<Y, Shape<true, true, 128>>(p, stream)
-               : launch_shape<Y, Shape<false, true, 128>>(p, stream);
+    switch (integer_codes_of(packed.layouts[0])) {
+      case IntegerCodes::four: return launch_codes<Y, IntegerCodes::four>(packed, stream);
+      case IntegerCodes::six: return launch_codes<Y, IntegerCodes::six>(packed, stream);
+      case IntegerCodes::groups: return launch_codes<Y, IntegerCodes::groups>(packed, stream);
+      case IntegerCodes::none: break;
+    }
+    return cudaErrorInvalidValue;
   });
 }
 

@@ -8,8 +8,9 @@
 //                   stream them as they are (packed_stream.cu), more rows decode them first
 //   cuda_fp8        weights in e4m3, with scales for rows, blocks or the whole, and x rounded to rows of e4m3
 //                   (fp8_stream.cu, cuBLASLt, fp8_tiles.cu)
-//   cuda_int8       weights in q4_k or q6_k, and x rounded to 8-bit codes with a scale for each 256 (integer_stream.cu,
-//                   integer_tiles.cu)
+//   cuda_int8       weights in q4_k, q6_k or 4 bits in groups of 128, and x rounded to 8-bit codes with a scale for
+//   each
+//                   256 (integer_stream.cu, integer_tiles.cu)
 //   cuda_decoded    encoded weights on other devices (decoded_product.cc)
 //   cublaslt        other shapes, f32, and bf16 on other devices, by one algorithm for any number of rows
 //   cuda_tiles      any mix of element types, f32 FMA
@@ -105,14 +106,21 @@ Requirements integer_requirements(const KernelRequest& request, MatmulInput inpu
   return Requirements(request, encoded_inputs, encoded_outputs)
       .hopper()
       .require(takes_integers(request),
-               fmt::format("x has to be bf16 (is {}), weight q4_k or q6_k (is {}), its rows a multiple of {} (are {})",
-                           WeightType(request.inputs[0].dtype, request.inputs[0].encoding).name(),
+               fmt::format("x has to be bf16 (is {}), weight q4_k, q6_k or 4 bits in groups of {} or more (is {}), its "
+                           "rows a multiple of {} (are {})",
+                           WeightType(request.inputs[0].dtype, request.inputs[0].encoding).name(), kIntegerGroup,
                            WeightType(request.inputs[1].dtype, request.inputs[1].encoding).name(), kIntegerChunk,
                            request.inputs[1].fixed(1)))
       .require(input == MatmulInput::int8,
                fmt::format("rounds x to int8; matmul_input is {}", matmul_input_name(input)));
 }
 constexpr const char* kIntegerReason = "tensor cores, 8-bit codes";
+
+// Whether weights that share a launch with one of `first` may have `other`: groups have terms of their own.
+bool share_launch(IntegerCodes first, IntegerCodes other) {
+  return other != IntegerCodes::none && (first == IntegerCodes::groups) == (other == IntegerCodes::groups);
+}
+constexpr const char* kShareNoLaunch = "the weights are not all of 4 bits in groups, or all q4_k or q6_k";
 
 Verdict can_use_integers(const KernelRequest& request) {
   return integer_requirements(request, request.attrs.get<LinearAttrs>().matmul_input, {0, 1})
@@ -269,7 +277,7 @@ Verdict can_gate_integers(const KernelRequest& request) {
   const LinearRequest up(request, 2, std::nullopt, 0);
   return integer_requirements(request, request.attrs.get<LinearGatedActivationAttrs>().matmul_input, {0, 1, 2})
       .dtype("y", request.outputs[0], {DType::bf16})
-      .require(takes_integers(up.request), "up_weight is not q4_k or q6_k")
+      .require(share_launch(integer_codes(request), integer_codes(up.request)), kShareNoLaunch)
       .verdict({.flops_share = kIntegerShare, .reason = kIntegerReason});
 }
 
@@ -279,7 +287,7 @@ Verdict can_gate_integers_and_quantize(const KernelRequest& request) {
   return integer_requirements(request, request.attrs.get<LinearGatedActivationAttrs>().matmul_input, {0, 1, 2}, {0})
       .dtype("y", request.outputs[0], {DType::bf16})
       .require(to == &Int8Chunks::instance(), fmt::format("rounds to int8_chunks; {} is wanted", to->name()))
-      .require(takes_integers(up.request), "up_weight is not q4_k or q6_k")
+      .require(share_launch(integer_codes(request), integer_codes(up.request)), kShareNoLaunch)
       .verdict({.flops_share = kIntegerShare, .reason = kIntegerReason});
 }
 
@@ -428,6 +436,9 @@ Verdict can_use_qkv(const KernelRequest& request) {
     if ((request.inputs[1 + 2 * part].encoding == nullptr) != (request.inputs[1].encoding == nullptr))
       return Verdict::no("some weights are plain and some are encoded");
   }
+  for (size_t part = 1; part < 3 && kCanMultiply == can_use_integers; ++part)
+    if (!share_launch(integer_codes(linear_of(request, 0).request), integer_codes(linear_of(request, part).request)))
+      return Verdict::no(kShareNoLaunch);
   if (kCanMultiply == can_use_integers)
     return accept(request, {.flops_share = kIntegerShare, .reason = kIntegerReason});
   for (size_t part = 1; part < 3 && kCanMultiply == can_use_fp8; ++part)
