@@ -128,6 +128,7 @@ section_asan() {
   # are left to the section cpp: other tests run what these parse and print.
   local started='^cli/(arguments|convert|explain|help|ranks|tokenizer)$|^train/program$'
   local left_out='*EveryModel.ThreadsOfDecodeAndPrefill*:*EveryModel.ThreadsDoNotChangeBits*'
+  left_out+=':*EveryModel.OpByOp*/??:*EveryModel.SixtyFourThreads*/??:*EveryModel.Paged*/1?:*EveryModel.Paged*/2?'
   left_out+=':DeterministicAcrossTp.EncodedWeights:GgmlGoldens.*:HuggingFaceGoldens.Qwen2'
   scripts/build.sh asan all "-DEADEM_LEFT_OUT_ISAS=$(left_out_isas)"
   UBSAN_OPTIONS=print_stacktrace=1 GTEST_FILTER="-$left_out:$large_inputs" \
