@@ -15,6 +15,7 @@
 #include "eadem/models/family.h"
 #include "eadem/modules/hybrid/causal_attention.h"
 #include "tests/engine/decode_steps.h"
+#include "tests/kernels/cuda_operands.h"
 
 namespace eadem::engine {
 namespace {
@@ -59,6 +60,7 @@ class CudaCaches : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+    if (kv_cache_type(GetParam().kv)->encoding != nullptr) EADEM_SKIP_WITHOUT_HOPPER();  // other devices refuse codes
     model_ = model_of(GetParam().config, GetParam().sinks);
   }
 
@@ -86,6 +88,7 @@ class CudaCaches : public testing::TestWithParam<Case> {
 };
 
 TEST_P(CudaCaches, RunOnTensorCores) {
+  EADEM_SKIP_WITHOUT_HOPPER();
   const auto engine = make();
   const pipeline::Program& program = *engine->programs().programs().front()->program;
   int attentions = 0;

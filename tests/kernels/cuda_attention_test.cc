@@ -40,6 +40,7 @@ class CudaAttention : public ::testing::TestWithParam<Geometry> {
  protected:
   void SetUp() override {
     if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+    if (GetParam().encoding != nullptr) EADEM_SKIP_WITHOUT_HOPPER();  // other devices refuse caches of codes
     device_ = open_device("cuda");
     const Geometry& g = GetParam();
     attrs_ = {.heads = g.heads,
