@@ -169,7 +169,7 @@ constexpr GgufPreType kPreTypes[] = {
     {"tiny_aya", kTinyAya},
     {"cohere2moe", kTinyAya},
     {"youtu", kYoutu, true},
-    {"kimi-k2", kKimiK2},
+    {"kimi-k2", kKimiK2, true},
     {"deepseek-llm", kDeepseekLlm},
     {"deepseek-coder", kDeepseekCoder},
     {"deepseek-v3", kDeepseekV3},
