@@ -20,7 +20,9 @@
 #include "eadem/cli/options/standard_input.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/engine/llm.h"
+#include "eadem/engine/model_files.h"
 #include "eadem/io/files/mapped_file.h"
+#include "eadem/io/generation_config.h"
 #include "eadem/io/json.h"
 
 namespace eadem::cli {
@@ -387,6 +389,14 @@ std::optional<RunOptions> parse_run(CommandLine command_line) {
   return options;
 }
 
+// Answers to the prompt: as many as --n says, or as the model's authors recommend.
+int64_t num_answers(const RunOptions& options, const models::Checkpoint& checkpoint) {
+  if (options.chat) return 1;
+  if (options.sampling.n) return *options.sampling.n;
+  const std::optional<std::string> path = engine::generation_config_path(checkpoint);
+  return path ? io::read_generation_config(*path).num_return_sequences.value_or(1) : 1;
+}
+
 // Tokens that the KV cache is to hold. 0: the model's context.
 int64_t cache_length(const RunOptions& options, const std::optional<std::string>& prompt,
                      const models::ModelInfo& info) {
@@ -418,10 +428,10 @@ int run(CommandLine command_line) {
 
   models::Checkpoint checkpoint = models::open_checkpoint(path);
   const int64_t context = cache_length(options, prompt, checkpoint.model->info());
-  const LoadedLlm loaded = load_llm(std::move(checkpoint), options.model,
-                                    {.context = context,
-                                     .sequences = std::min(options.sampling.n.value_or(1), kMostSideBySide),
-                                     .logit_rows = options.sampling.prompt_logprobs ? kScoredRows : 0});
+  const int64_t sequences = std::min(num_answers(options, checkpoint), kMostSideBySide);
+  const LoadedLlm loaded = load_llm(
+      std::move(checkpoint), options.model,
+      {.context = context, .sequences = sequences, .logit_rows = options.sampling.prompt_logprobs ? kScoredRows : 0});
   LLM& llm = *loaded.llm;
   SamplingParams params = options.sampling.over(llm.default_params(), llm.engine().max_sequence_length());
   if (options.chat) params.n = 1;  // whatever number the model's authors recommend

@@ -132,8 +132,9 @@ std::unique_ptr<io::WeightWriter> begin_directory(const models::Checkpoint& chec
     if (with_tokenizer) io::write_tokenizer_files(io::tokenizer_files(*gguf), target.string());
   } else {
     const fs::path folder = fs::path(checkpoint.config_path).parent_path();
-    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model",
-                             "special_tokens_map.json", "generation_config.json"})
+    for (const char* name :
+         {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model", "tiktoken.model",
+          "tokenization_kimi.py", "tokenization_moonshot.py", "special_tokens_map.json", "generation_config.json"})
       if (fs::exists(folder / name)) fs::copy_file(folder / name, target / name);
     for (const std::string& name : io::template_file_names(folder.string())) {
       fs::create_directories((target / name).parent_path());
@@ -210,8 +211,11 @@ bool has_tokenizer(const models::Checkpoint& checkpoint, bool to_gguf, const Not
     return to_gguf || gguf->find_metadata("tokenizer.ggml.model") != nullptr || none();
   const fs::path folder = fs::path(checkpoint.config_path).parent_path();
   if (!to_gguf || fs::exists(folder / "tokenizer.json")) return true;
-  if (!fs::exists(folder / "vocab.json") && !fs::exists(folder / "tokenizer.model")) return none();
-  throw Unsupported("{}: only tokenizer.json is converted to GGUF; --no-tokenizer leaves it out", folder.string());
+  if (fs::exists(folder / "vocab.json") || fs::exists(folder / "tokenizer.model"))
+    throw Unsupported(
+        "{}: only tokenizer.json and tiktoken.model are converted to GGUF; --no-tokenizer leaves the tokenizer out",
+        folder.string());
+  return fs::exists(folder / "tiktoken.model") || none();
 }
 
 }  // namespace

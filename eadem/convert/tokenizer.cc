@@ -2,11 +2,9 @@
 #include "eadem/convert/tokenizer.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 
-#include "eadem/io/files/mapped_file.h"
-#include "eadem/io/json.h"
+#include "eadem/io/tokenizer/files/gguf_pre_types.h"
 #include "eadem/io/tokenizer/files/readers.h"
 #include "eadem/io/tokenizer/files/tokenizer_files.h"
 
@@ -14,13 +12,10 @@ namespace eadem::convert {
 
 namespace {
 
-namespace fs = std::filesystem;
 using io::GgufTokenizerData;
 using io::GgufValue;
 using io::Tokenizer;
 using io::TokenizerSpec;
-
-constexpr int64_t kMaxFileBytes = 256 << 20;
 
 // Returns the GGUF name of the spec's pre-tokenizer.
 std::string pre_of(const TokenizerSpec& spec) {
@@ -28,12 +23,15 @@ std::string pre_of(const TokenizerSpec& spec) {
   using Kind = io::PreTokenizerStep::Kind;
   if (steps.size() == 1 && steps[0].kind == Kind::kByteLevel && steps[0].use_regex && !steps[0].add_prefix_space)
     return "gpt-2";
-  if (steps.size() == 2 && steps[0].kind == Kind::kSplit && steps[1].kind == Kind::kByteLevel && !steps[1].use_regex)
-    if (const auto known = io::known_pattern(steps[0].pattern.text)) {
-      if (*known == io::KnownPattern::kGpt2) return "gpt-2";
-      if (*known == io::KnownPattern::kLlama3) return "llama-bpe";
-      return "qwen2";
-    }
+  if (steps.size() != 2 || steps[0].kind != Kind::kSplit || steps[1].kind != Kind::kByteLevel || steps[1].use_regex)
+    return {};
+  if (const auto known = io::known_pattern(steps[0].pattern.text)) {
+    if (*known == io::KnownPattern::kGpt2) return "gpt-2";
+    if (*known == io::KnownPattern::kLlama3) return "llama-bpe";
+    return "qwen2";
+  }
+  const io::GgufPreType& kimi = *io::find_gguf_pre_type("kimi-k2");
+  if (steps[0].pattern.text == kimi.patterns[0] && spec.ignore_merges) return std::string(kimi.name);
   return {};
 }
 
@@ -91,7 +89,7 @@ GgufTokenizerData data_of(const TokenizerSpec& spec, int64_t vocab) {
     data.add_space_prefix = prepends || !spec.pre_tokenizers.empty();
   } else {
     throw Unsupported(
-        "{}: a tokenizer that is neither byte-level BPE of a known pattern (gpt-2, llama-bpe, qwen2) nor "
+        "{}: a tokenizer that is neither byte-level BPE of a known pattern (gpt-2, llama-bpe, qwen2, kimi-k2) nor "
         "BPE with byte fallback; GGUF has no form for it here",
         spec.source);
   }
@@ -113,12 +111,7 @@ GgufTokenizerData data_of(const TokenizerSpec& spec, int64_t vocab) {
 }  // namespace
 
 io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab) {
-  const fs::path json = fs::path(directory) / "tokenizer.json", config = fs::path(directory) / "tokenizer_config.json";
-  if (!fs::exists(json)) throw NotFound("{}: no tokenizer.json", directory);
-  TokenizerSpec spec = io::spec_from_json(io::read_file(json.string(), kMaxFileBytes), json.string());
-  if (fs::exists(config)) io::apply_tokenizer_config(io::JsonReader::read(config.string()), spec);
-  if (auto templates = io::folder_chat_templates(directory); !templates.empty())
-    spec.chat_templates = std::move(templates);
+  const TokenizerSpec spec = io::spec_from_path(directory);
   const GgufTokenizerData data = data_of(spec, vocab);
   io::require_same_tokens(Tokenizer(spec), Tokenizer::from_gguf(data), "GGUF");
 

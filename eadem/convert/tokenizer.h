@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Converts a tokenizer.json to GGUF metadata. Features that GGUF cannot express are refused by name, and the result is
-// checked on texts before it is used. io/tokenizer/files/tokenizer_files.h converts in the other direction.
+// Converts a tokenizer.json or tiktoken.model to GGUF metadata. Features that GGUF cannot express are refused by name,
+// and the result is checked on texts before it is used. io/tokenizer/files/tokenizer_files.h converts in the other
+// direction.
 #pragma once
 
 #include <string>
@@ -10,7 +11,7 @@
 
 namespace eadem::convert {
 
-// The tokenizer.ggml.* keys for the tokenizer.json in `directory`, for a model of `vocab` tokens. Throws NotFound or
+// The tokenizer.ggml.* keys for the tokenizer in `directory`, for a model of `vocab` tokens. Throws NotFound or
 // Unsupported.
 io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab);
 

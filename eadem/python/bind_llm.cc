@@ -345,7 +345,7 @@ void bind_llm(nb::module_& m) {
             return new io::Tokenizer(io::Tokenizer::from_file(path));
           },
           nb::rv_policy::take_ownership, "path"_a,
-          "Reads a tokenizer.json, a tokenizer.model of tiktoken, a .gguf, or the directory around one.")
+          "Reads a tokenizer.json, a tokenizer.model, a tiktoken.model, a .gguf, or the directory around one.")
       .def(
           "encode",
           [](const io::Tokenizer& self, const nb::object& object, bool add_special_tokens, bool parse_special) {

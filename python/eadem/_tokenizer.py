@@ -55,7 +55,7 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: Union[str, os.PathLike[str]]) -> Tokenizer:
-        """Reads a tokenizer.json, a tokenizer.model of tiktoken, a .gguf, or the directory around one."""
+        """Reads a tokenizer.json, a tokenizer.model, a tiktoken.model, a .gguf, or the directory around one."""
         return cls(_eadem.NativeTokenizer.from_file(_arguments.path("path", path)))
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:

@@ -69,6 +69,32 @@ class Convert(ProgramTest):
                           {"name": "tool_use", "template": "{{ 'tools' }}"}])
         self.assertTrue((copy / "additional_chat_templates/tool_use.jinja").exists())
 
+    def test_ranks_of_kimi(self):
+        source, gguf, back, copy = (self.folder / name for name in ("kimi", "kimi.gguf", "kimi_back", "kimi_copy"))
+        zero_model(source, layers=1, hidden=32, ffn=32, heads=1, kv_heads=1, head_dim=32, vocab=1156, tied=True)
+        for file in (DATA / "tokenizer/kimi").iterdir():
+            shutil.copy(file, source)
+        (source / "tokenization_kimi.py").write_text("# read by transformers\n")
+        self.done("convert", source, gguf)
+        self.done("convert", gguf, back)
+        self.done("convert", source, copy)
+        for name in ("tiktoken.model", "tokenizer_config.json", "tokenization_kimi.py"):
+            self.assertEqual((source / name).read_bytes(), (copy / name).read_bytes())
+        text = "<|im_user|>\u4f60\u597d\u3001 HELLOworld's 2024<|tool_call_begin|>[EOS]\n"
+        for path in (source, gguf, back, copy):
+            tokenizer = json.loads(self.done("inspect", path, "--json").out)["tokenizer"]
+            self.assertEqual(tokenizer["vocab_size"], 1156)
+            self.assertEqual(tokenizer["bos"], {"id": 900, "text": "[BOS]"})
+            ids = self.done("tokenizer", "encode", "-m", path, text).out
+            self.assertEqual(ids, self.done("tokenizer", "encode", "-m", source, text).out)
+            self.assertEqual(ids.split()[:1], ["903"])
+            self.assertEqual(self.done("tokenizer", "decode", "-m", path, *ids.split()).out.rstrip("\n") + "\n",
+                             "\u4f60\u597d\u3001 HELLOworld's 2024<|tool_call_begin|>\n")
+        # Ranks that nothing says the pattern of are refused, and the model goes without them.
+        (source / "tokenizer_config.json").unlink()
+        self.refused(1, "tiktoken.model: 900 tiktoken ranks", "convert", source, self.folder / "none.gguf")
+        self.done("convert", source, self.folder / "none.gguf", "--no-tokenizer")
+
     def test_there_and_back_is_exact(self):
         for model in ["llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "yarn", "linear", "gemma4",
                       "gemma4_equal", "gemma4_experts"]:

@@ -155,6 +155,17 @@ class Names(ProgramTest):
         self.assertIn(f"using tales ({self.folder}/mine/tales, of EADEM_MODELS)", result.err)
         self.refused(1, "no such file", "inspect", "tales", env=self.home)
 
+    def test_a_folder_with_a_split_model(self):
+        (self.folder / "mine").mkdir()
+        parts = split_gguf(GGUF_STORIES / "stories260K.gguf", self.folder / "mine/tales", 3)
+        run = ["-p", "Once", "-n", "4", "--temperature", "0", "--quiet"]
+        environment = {**self.home, "EADEM_MODELS": str(self.folder / "mine")}
+        result = self.done("run", "tales", *run, env=environment)
+        self.assertIn(f"using tales ({self.folder}/mine/tales-00001-of-00003.gguf, of EADEM_MODELS)", result.err)
+        self.assertEqual(result.out, self.done("run", GGUF_STORIES / "stories260K.gguf", *run).out)
+        parts[1].unlink()
+        self.refused(1, "tales-00002-of-00003.gguf", "run", "tales", *run, env=environment)
+
 
 if __name__ == "__main__":
     main()

@@ -146,6 +146,11 @@ class Run(ProgramTest):
         self.assertTrue(first.startswith("Once upon a time") and second.startswith("Once upon a time"))
         self.assertNotEqual(first, second)
         self.assertEqual(self.done(*run, "--n", "1").out, first + "\n")
+        # They run side by side, in a cache of as many sequences as --n makes.
+        caches = [json.loads(self.done(*run, "--json", *options).out)["kv_cache_bytes"] for options in
+                  ([], ["--n", "2"], ["--n", "1"])]
+        self.assertEqual(caches[0], caches[1])
+        self.assertGreater(caches[0], caches[2])
 
     def test_log_probabilities_of_the_prompt(self):
         run = ["run", "-p", "Once upon a time, there was a little girl", "-n", "4", "--temperature", "0", "--json"]

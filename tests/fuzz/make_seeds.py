@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the seeds of the corpora of safetensors, gguf, config_json, tokenizer_json, sentencepiece, quantized_checkpoint,
-pack_cache and chat_template
+"""Writes the seeds of the corpora of safetensors, gguf, config_json, tokenizer_json, sentencepiece, tiktoken,
+quantized_checkpoint, pack_cache and chat_template
 (corpus/<name>/seed_*), and the words of families in config_json.dict.
 
     python tests/fuzz/make_seeds.py
@@ -128,6 +128,8 @@ save("tokenizer_json", "word_piece", json.dumps({
 models_of = HERE.parent / "data" / "tokenizer"
 save("sentencepiece", "unigram", (models_of / "spm_unigram.model").read_bytes())
 save("sentencepiece", "bpe_cut", (models_of / "spm_bpe.model").read_bytes()[:2500])
+save("tiktoken", "bytes", b"".join((models_of / "kimi/tiktoken.model").read_bytes().splitlines(True)[:300]))
+save("tiktoken", "few", b"YQ== 0\nYg== 1\r\n\n4A== 2\nYWI= 3")
 save("config_json", "values", b'[null,true,false,0,-1,1.5e-3,"\\ud83d\\ude00",{},[]]')
 # Both spellings of a config, with each kind of rope scaling; and one seed for each other model type and for each text
 # model within another model: the smallest config.json of the goldens.

@@ -201,6 +201,40 @@ TEST(QuantizationConfig, IgnoresByNameAndModule) {
   EXPECT_FALSE(config.ignores("my_lm_head"));
 }
 
+// As compressed_tensors.utils.match has it: whole names, patterns from the beginning of names, and classes.
+TEST(QuantizationConfig, IgnoresByNameAndPatternAsCompressedTensorsDoes) {
+  const auto ignoring = [](const std::string& entries) {
+    std::string json = groups("pack-quantized", {{"a", R"("Linear")", "", kInt4}});
+    json.insert(json.size() - 1, R"(, "ignore": [)" + entries + "]");
+    return parsed(json);
+  };
+  const QuantizationConfig config =
+      ignoring(R"("lm_head", "model.layers.3.mlp", "re:.*q_proj", "re:layers[.]7[.]", "re:model[.]layers[.]8[.]")");
+  EXPECT_TRUE(config.ignores("lm_head"));
+  EXPECT_FALSE(config.ignores("model.lm_head"));
+  EXPECT_FALSE(config.ignores("model.layers.3.mlp.up_proj"));
+  EXPECT_TRUE(config.ignores("model.layers.0.self_attn.q_proj"));
+  EXPECT_FALSE(config.ignores("model.layers.7.mlp.up_proj"));
+  EXPECT_TRUE(config.ignores("model.layers.8.mlp.up_proj"));
+  EXPECT_FALSE(config.ignores("model.layers.80.mlp.up_proj"));
+  EXPECT_TRUE(ignoring(R"("Linear")").ignores("model.layers.3.mlp.up_proj"));
+  EXPECT_FALSE(ignoring(R"("Linear")").ignores("model.embed_tokens"));
+  EXPECT_FALSE(ignoring("").ignores("lm_head"));
+  // A pattern that PCRE2 and Python read differently is not looked at.
+  EXPECT_FALSE(ignoring(R"("re:(?i).*UP_PROJ")").ignores("model.layers.3.mlp.up_proj"));
+
+  EXPECT_TRUE(config.may_be_plain("model.lm_head"));
+  EXPECT_TRUE(config.may_be_plain("model.layers.3.mlp.up_proj"));
+  EXPECT_FALSE(config.may_be_plain("model.layers.4.mlp.up_proj"));
+  EXPECT_TRUE(config.may_be_plain("model.embed_tokens"));  // no target is for it
+  EXPECT_TRUE(ignoring(R"("re:(?i).*UP_PROJ")").may_be_plain("model.layers.3.mlp.up_proj"));
+  EXPECT_TRUE(ignoring(R"("language_model.model.layers.3.mlp.up_proj")")
+                  .may_be_plain("model.language_model.layers.3.mlp.up_proj"));
+  EXPECT_FALSE(ignoring(R"("language_model.model.layers.3.mlp.up_proj")")
+                   .may_be_plain("model.language_model.layers.4.mlp.up_proj"));
+  EXPECT_FALSE(ignoring("").may_be_plain("lm_head"));
+}
+
 TEST(QuantizationConfig, WhatIsNotHonouredIsRefusedByName) {
   struct Case {
     std::string json;

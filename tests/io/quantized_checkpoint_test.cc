@@ -586,5 +586,41 @@ TEST(QuantizedCheckpoint, ALayerThatIsNotWhatItsSchemeSaysIsRefused) {
   expect_refusal(Layer(4).packed(true), ignoring, {"DataCorrupted", "'X' is quantized", "says that it is not"});
 }
 
+// The compressed-tensors package leaves a layer on the list plain and makes every other quantized, and transformers
+// fills what a file does not have with noise.
+TEST(QuantizedCheckpoint, LayersThatContradictTheIgnoreListOfCompressedTensorsAreRefused) {
+  const auto config = [](const std::string& targets, const std::string& ignored) {
+    std::string json = tensors_config("pack-quantized", 4, false);
+    json.insert(json.find(R"("weights")"), R"("targets": [)" + targets + "], ");
+    json.insert(json.size() - 1, R"(, "ignore": [)" + ignored + "]");
+    return json;
+  };
+  const std::string linear = R"("Linear")", up = "m.layers.0.up";
+  const RawTensors quantized = renamed(Layer(4).packed(true), up);
+  for (const char* entry : {R"("m.layers.0.up")", R"("re:.*up$")", R"("re:m[.]layers[.]0")", R"("Linear")"}) {
+    expect_refusal(quantized, config(linear, entry),
+                   {"DataCorrupted", "'m.layers.0.up' is quantized ('m.layers.0.up.weight_packed' is there)",
+                    "'quantization_config' says that it is not"});
+  }
+  // Neither the name of a module around it nor that of its last part is the layer's, nor is a pattern within its name.
+  for (const char* entry : {R"("m.layers.0")", R"("up")", R"("re:layers")", R"("Embedding")", R"("lm_head")"}) {
+    EXPECT_EQ(opened(quantized, config(linear, entry))->find("m.layers.0.up.weight")->type_name, "int4_g32_f16_zeros");
+  }
+
+  const std::vector<uint16_t> values(Layer::kOut * Layer::kIn, 0x3F80);
+  const RawTensor plain = raw("m.layers.1.up.weight", "BF16", {Layer::kOut, Layer::kIn}, values);
+  expect_refusal(joined({quantized, {plain}}), config(linear, R"("lm_head")"),
+                 {"DataCorrupted", "'m.layers.1.up' is not quantized ('m.layers.1.up.weight' is BF16)",
+                  "says that it is, as 'm.layers.0.up' is"});
+  for (const char* entry : {R"("m.layers.1.up")", R"("re:.*[.]1[.]up")", R"("x.layers.1.up")"}) {
+    const auto source = opened(joined({quantized, {plain}}), config(linear, entry));
+    EXPECT_EQ(source->find("m.layers.1.up.weight")->type_name, "BF16");
+  }
+  EXPECT_NE(opened(joined({quantized, {plain}}), config(R"("re:m[.]layers[.]0[.]")", "")), nullptr);
+  // Whether a name that no quantized layer resembles is that of a layer, nothing says.
+  const RawTensor gate = raw("m.layers.1.gate.weight", "BF16", {Layer::kOut, Layer::kIn}, values);
+  EXPECT_NE(opened(joined({quantized, {gate}}), config(linear, "")), nullptr);
+}
+
 }  // namespace
 }  // namespace eadem::io

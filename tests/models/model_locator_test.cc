@@ -159,6 +159,30 @@ TEST_F(ModelLocator, TheUsersFolderMayHaveFoldersAndFiles) {
   EXPECT_HAS(refusal(""), "NotFound");
 }
 
+TEST_F(ModelLocator, TheUsersFolderMayHaveSplitModels) {
+  folders_.own = scratch_.file("mine");
+  EXPECT_HAS(refusal("large"), "NotFound");  // nor is there a folder
+  write("mine/large-00002-of-00002.gguf", "GGUF");
+  EXPECT_HAS(refusal("large"), "NotFound");  // nor a first part
+  write("mine/large-00001-of-00002.gguf", "GGUF");
+  write("mine/larger-00001-of-00002.gguf", "GGUF");
+  write("mine/org/deep-00001-of-00012.gguf", "GGUF");
+  EXPECT_EQ(below("large"), "mine/large-00001-of-00002.gguf");
+  EXPECT_HAS(notice("large"), "EADEM_MODELS");
+  EXPECT_EQ(below("org/deep"), "mine/org/deep-00001-of-00012.gguf");
+  EXPECT_EQ(below("large-00002-of-00002"), "mine/large-00002-of-00002.gguf");
+  EXPECT_HAS(refusal("../mine/large"), "NotFound");
+  EXPECT_HAS(refusal("lar"), "NotFound");
+  EXPECT_HAS(refusal("nowhere/large"), "NotFound");
+  write("mine/large-00001-of-00003.gguf", "GGUF");
+  const std::string words = refusal("large");
+  EXPECT_HAS(words, "InvalidArgument: large may be any of 2 split models; name the path of one: ");
+  EXPECT_HAS(words, "large-00001-of-00002.gguf, ");
+  EXPECT_HAS(words, "large-00001-of-00003.gguf");
+  write("mine/large.gguf", "GGUF");
+  EXPECT_EQ(below("large"), "mine/large.gguf");
+}
+
 // ---- Missing -------------------------------------------------------------------------------------------------------
 
 TEST_F(ModelLocator, WhatIsMissingIsAnsweredWithTheCommandThatFetchesIt) {

@@ -199,6 +199,23 @@ TEST(Multimodal, TextKeysMayStandInTheWholeConfig) {
   EXPECT_TRUE(config.tie_word_embeddings && config.attention_bias);
 }
 
+// Their published files have no text_config; every other type without one is refused, for transformers would take
+// another text model than the usual one of its type.
+TEST(Multimodal, OnlyQwen2VlMayLackATextConfig) {
+  for (const char* type : {"qwen2_vl", "qwen2_5_vl"}) {
+    const auto model = model_of(io::to_json(io::JsonValue::object().set("model_type", type)).c_str());
+    EXPECT_EQ(model->info().hidden, 8192) << type;
+  }
+  for (const char* type : {"gemma3",     "gemma4",      "mistral3",    "llava",          "llava_onevision",
+                           "aya_vision", "idefics2",    "idefics3",    "smolvlm",        "lfm2_vl",
+                           "fast_vlm",   "got_ocr2",    "glmasr",      "pp_chart2table", "lighton_ocr",
+                           "qwen3_asr",  "exaone4_5",   "qwen3_vl",    "qwen3_5",        "llama4",
+                           "voxtral",    "minicpmv4_6", "qwen2_audio", "granite_speech", "moss_transcribe_diarize"}) {
+    const std::string config = io::to_json(io::JsonValue::object().set("model_type", type).set("hidden_size", 64));
+    EXPECT_HAS(test::refusal([&] { model_of(config.c_str()); }), fmt::format("a {} model without 'text_config'", type));
+  }
+}
+
 TEST(Multimodal, WhatIsNotUnderstoodIsRefused) {
   EXPECT_HAS(test::refusal([] { model_of(R"({"model_type": "gemma3", "text_config": 3})"); }), "'text_config'");
   EXPECT_HAS(test::refusal([] { model_of(R"({"model_type": "gemma3", "text_config": {"model_type": 3}})"); }),

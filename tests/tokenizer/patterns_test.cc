@@ -88,6 +88,30 @@ TEST(Patterns, ClassesDifferOnlyInNewCodePoints) {
   RecordProperty("num_different", num_different);
 }
 
+// A name of a script is its property Script, which the ideographic comma and full stop do not have; in PCRE2 it alone
+// would be Script_Extensions, which they have.
+TEST(Patterns, ScriptsAreWithoutTheirExtensions) {
+  const std::string text = "\xE4\xBD\xA0\xE3\x80\x81\xE3\x80\x85\xE3\x80\x82";  // U+4F60 U+3001 U+3005 U+3002
+  const auto matched = [&](const std::string& pattern) {
+    const Regex regex(pattern, "test");
+    TextWork work(text.size());
+    Regex::Scanner scanner(regex, work);
+    scanner.scan(text);
+    std::vector<size_t> at;
+    for (size_t begin = 0, end = 0; scanner.next(begin, end);) at.push_back(begin / 3);
+    return at;
+  };
+  using Places = std::vector<size_t>;
+  for (const char* pattern : {"\\p{Han}", "[\\p{Han}]", "\\p{Hani}", "\\P{^Han}", "[^\\P{Han}]"}) {
+    EXPECT_EQ(matched(pattern), (Places{0, 2})) << pattern;
+  }
+  for (const char* pattern : {"\\P{Han}", "\\p{^Han}", "\\p{P}", "[^\\p{L}]"}) {
+    EXPECT_EQ(matched(pattern), (Places{1, 3})) << pattern;
+  }
+  EXPECT_EQ(matched("\\p{Lm}"), (Places{2}));
+  EXPECT_EQ(matched("\\p{^Lo}"), (Places{1, 2, 3}));
+}
+
 TEST(Patterns, HandWrittenEqualsPcre2OnWikitext) {
   EADEM_SKIP_WITHOUT_SHARED_TOKENIZERS();
   expect_equal(read_text(wiki_path()));

@@ -313,21 +313,31 @@ std::shared_ptr<const Regex> pattern_of(const JsonReader& json, const std::strin
   }
 }
 
-// The targets of groups that have different schemes, in the order of match_targets(): names, then patterns, each
-// sorted. Of two groups with the same target the later one has it.
+// The same where nothing depends on the pattern; null for one that is not read, too.
+std::shared_ptr<const Regex> readable_pattern_of(const JsonReader& json, const std::string& target) {
+  try {
+    return pattern_of(json, target);
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
+// The targets of the groups, in the order of match_targets(): names, then patterns, each sorted. Of two groups with the
+// same target the later one has it.
 std::vector<QuantizationConfig::Target> targets_of(const JsonReader& json, const JsonReader& groups,
-                                                   const std::vector<size_t>& scheme_of_group) {
+                                                   const std::vector<size_t>& scheme_of_group, bool must_be_read) {
   std::map<std::pair<bool, std::string>, size_t> sorted;
   size_t index = 0;
   for (const std::string& name : groups.keys()) {
-    for (const std::string& target : groups.object(name).strings("targets"))
+    const JsonReader group = groups.object(name);
+    for (const std::string& target : must_be_read ? group.strings("targets") : optional_strings(group, "targets"))
       sorted[{target.find(kPattern) != std::string::npos, target}] = scheme_of_group[index];
     ++index;
   }
   std::vector<QuantizationConfig::Target> targets;
-  for (const auto& [key, scheme] : sorted) {
-    targets.push_back({key.second, pattern_of(json, key.second), scheme});
-  }
+  for (const auto& [key, scheme] : sorted)
+    targets.push_back(
+        {key.second, must_be_read ? pattern_of(json, key.second) : readable_pattern_of(json, key.second), scheme});
   return targets;
 }
 
@@ -340,7 +350,8 @@ void read_compressed_tensors(QuantizationConfig& config, const JsonReader& json)
       status && *status != "compressed" && *status != "frozen")
     refuse(json, "quantization_status", quote(*status), "compressed weights are read");
 
-  // Groups may share a scheme. Where all do, the tensors say which layers have it.
+  // Groups may share a scheme. Where all do, the tensors say which layers have it, and targets are only for telling
+  // which should.
   const JsonReader groups = json.object("config_groups");
   std::vector<QuantizationScheme> schemes;
   std::vector<std::string> first_groups;  // that have each scheme
@@ -357,9 +368,9 @@ void read_compressed_tensors(QuantizationConfig& config, const JsonReader& json)
   if (schemes.empty()) json.fail("config_groups", "at least one scheme");
   if (schemes.size() == 1) {
     static_cast<QuantizationScheme&>(config) = schemes[0];
-    for (const std::string& name : groups.keys()) groups.object(name).ignore("targets");
+    config.targets = targets_of(json, groups, scheme_of_group, false);
   } else {
-    config.targets = targets_of(json, groups, scheme_of_group);
+    config.targets = targets_of(json, groups, scheme_of_group, true);
     for (size_t i = 0; i < schemes.size(); ++i) {
       schemes[i].place += fmt::format(": 'config_groups.{}'", first_groups[i]);
       schemes[i].method += fmt::format(" as 'config_groups.{}' says", first_groups[i]);
@@ -367,7 +378,10 @@ void read_compressed_tensors(QuantizationConfig& config, const JsonReader& json)
     config.schemes = std::move(schemes);
   }
 
-  config.ignored = optional_strings(json, "ignore");
+  for (std::string& layer : optional_strings(json, "ignore")) {
+    auto pattern = readable_pattern_of(json, layer);
+    config.plain.push_back({std::move(layer), std::move(pattern)});
+  }
   if (const auto sparsity = json.optional_object("sparsity_config")) {
     if (const auto kind = sparsity->optional_string("format"); kind && *kind != "dense")
       refuse(json, "sparsity_config.format", quote(*kind), "dense weights are read");
@@ -375,6 +389,33 @@ void read_compressed_tensors(QuantizationConfig& config, const JsonReader& json)
   }
   require_empty(json, {"kv_cache_scheme", "transform_config", "moe_sparsity_config"});
   ignore_all(json, {"global_compression_ratio", "version"});
+}
+
+// The first of `targets` that is for the layer: one that matches its name, or else its class.
+const QuantizationConfig::Target* find_target(const std::vector<QuantizationConfig::Target>& targets,
+                                              std::string_view layer) {
+  using Target = QuantizationConfig::Target;
+  TextWork work(layer.size());
+  const auto matches_name = [&](const Target& target) {
+    if (target.pattern == nullptr) return target.text == layer;
+    // A leftmost match begins at 0 if there is one that does.
+    Regex::Scanner scanner(*target.pattern, work);
+    scanner.scan(layer);
+    size_t begin = 0, end = 0;
+    return scanner.next(begin, end) && begin == 0;
+  };
+  const bool is_embedding = layer == "embed_tokens" || layer.ends_with(".embed_tokens");
+  const auto matches_class = [&](const Target& target) {
+    return target.text == (is_embedding ? "Embedding" : "Linear") || target.text == "Module";
+  };
+  auto found = std::find_if(targets.begin(), targets.end(), matches_name);
+  if (found == targets.end()) found = std::find_if(targets.begin(), targets.end(), matches_class);
+  return found == targets.end() ? nullptr : &*found;
+}
+
+// Whether `entry` is the name of the layer, of a module around it, or of its last part.
+bool is_part_of(const std::string& entry, std::string_view layer) {
+  return layer == entry || layer.starts_with(entry + ".") || layer.ends_with("." + entry);
 }
 
 struct Method {
@@ -424,28 +465,26 @@ std::optional<QuantizationConfig> QuantizationConfig::from_json(const JsonReader
 
 const QuantizationScheme* QuantizationConfig::scheme_of(std::string_view layer) const {
   if (schemes.empty()) return this;
-  TextWork work(layer.size());
-  const auto matches_name = [&](const Target& target) {
-    if (target.pattern == nullptr) return target.text == layer;
-    // A leftmost match begins at 0 if there is one that does.
-    Regex::Scanner scanner(*target.pattern, work);
-    scanner.scan(layer);
-    size_t begin = 0, end = 0;
-    return scanner.next(begin, end) && begin == 0;
-  };
-  const bool is_embedding = layer == "embed_tokens" || layer.ends_with(".embed_tokens");
-  const auto matches_class = [&](const Target& target) {
-    return target.text == (is_embedding ? "Embedding" : "Linear") || target.text == "Module";
-  };
-  auto found = std::find_if(targets.begin(), targets.end(), matches_name);
-  if (found == targets.end()) found = std::find_if(targets.begin(), targets.end(), matches_class);
-  return found == targets.end() ? nullptr : &schemes[found->scheme];
+  const Target* target = find_target(targets, layer);
+  return target == nullptr ? nullptr : &schemes[target->scheme];
 }
 
 bool QuantizationConfig::ignores(std::string_view layer) const {
-  return std::any_of(ignored.begin(), ignored.end(), [&](const std::string& entry) {
-    return layer == entry || layer.starts_with(entry + ".") || layer.ends_with("." + entry);
-  });
+  const auto is_around_or_last = [&](const std::string& entry) { return is_part_of(entry, layer); };
+  return find_target(plain, layer) != nullptr || std::any_of(ignored.begin(), ignored.end(), is_around_or_last);
+}
+
+bool QuantizationConfig::may_be_plain(std::string_view layer) const {
+  const auto from_layers = [](std::string_view name) {
+    const size_t at = name.find(".layers.");
+    return at == std::string_view::npos ? std::string_view() : name.substr(at);
+  };
+  const std::string_view tail = from_layers(layer);
+  return find_target(targets, layer) == nullptr || ignores(layer) ||
+         std::any_of(plain.begin(), plain.end(), [&](const Target& entry) {
+           const bool is_unread = entry.pattern == nullptr && entry.text.starts_with(kPattern);
+           return is_unread || is_part_of(entry.text, layer) || (!tail.empty() && from_layers(entry.text) == tail);
+         });
 }
 
 }  // namespace eadem::io

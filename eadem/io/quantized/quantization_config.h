@@ -54,17 +54,18 @@ struct QuantizationScheme {
 
 // The scheme of all layers, where there is but one.
 struct QuantizationConfig : QuantizationScheme {
-  // What a scheme is for, as compressed-tensors has it: the name of a layer, "re:" and a pattern that matches the
-  // beginning of one, or the class of PyTorch's modules, "Linear" or "Embedding".
+  // What compressed-tensors calls layers by: the name of one, "re:" and a pattern that matches the beginning of names,
+  // or the class of PyTorch's modules, "Linear" or "Embedding".
   struct Target {
     std::string text;
-    std::shared_ptr<const Regex> pattern;  // null where there is no "re:"
-    size_t scheme;                         // index of `schemes`
+    std::shared_ptr<const Regex> pattern;  // null where there is no "re:", and for a pattern that is not read
+    size_t scheme = 0;                     // index of `schemes`
   };
 
-  std::vector<std::string> ignored;         // layers that are not quantized
+  std::vector<std::string> ignored;         // layers that are not quantized; those of compressed-tensors are `plain`
+  std::vector<Target> plain;                // the layers that are not quantized, of compressed-tensors
   std::vector<QuantizationScheme> schemes;  // of different layers; empty where there is but one
-  std::vector<Target> targets;              // of `schemes`; one that matches a name wins over those that follow
+  std::vector<Target> targets;  // of compressed-tensors; one that matches a name wins over those that follow
 
   // Nothing when the config.json `config` has neither `quantization_config` nor `compression_config`. Throws
   // DataCorrupted for what is malformed, Unsupported naming what is not read. Marks the key as read.
@@ -77,8 +78,15 @@ struct QuantizationConfig : QuantizationScheme {
   const QuantizationScheme* scheme_of(std::string_view layer) const;
 
   // Whether `layer` is on the list of those that are not quantized: by its name, or by that of a module around it or of
-  // its last part. Patterns ("re:…") are not looked at: what a file's tensors are says the same.
+  // its last part. In compressed-tensors' list by its name, by a pattern or by its class: the package's match_name()
+  // and match_class(). Throws as scheme_of().
   bool ignores(std::string_view layer) const;
+
+  // Whether a layer of compressed-tensors that is like quantized ones but for numbers in its name may be plain in the
+  // file: no target is for it, or something on the list may mean it. Beyond ignores() these are the name of a module
+  // around it or of its last part, a name that agrees with it from ".layers." on (of the parts before, transformers'
+  // versions and files have different names), and a pattern that is not read.
+  bool may_be_plain(std::string_view layer) const;
 };
 
 }  // namespace eadem::io

@@ -45,6 +45,8 @@ class QuantizedCheckpoint final : public WeightSource {
       throw DataCorrupted("{}: no layer is in 4-bit floats, though {} says 'expert_dtype' \"fp4\"", path(),
                           config_.place);
 
+    refuse_plain_layers(layer_at);
+
     // 2. What there is instead, in the order of the file.
     std::vector<WeightInfo> infos;
     for (const WeightInfo& info : files_->tensors()) {
@@ -83,6 +85,32 @@ class QuantizedCheckpoint final : public WeightSource {
     for (const QuantizationScheme& scheme : config_.schemes)
       if (std::string name = quantized_layer_of(scheme, info); !name.empty()) return name;
     return "";
+  }
+
+  // compressed-tensors makes every layer that a target is for a quantized one, and loads a plain one as noise. Which
+  // names are of layers shows where others that differ in numbers alone are quantized.
+  void refuse_plain_layers(const std::unordered_map<std::string, QuantizedLayer>& layer_at) const {
+    if (config_.targets.empty()) return;
+    const auto without_numbers = [](std::string_view name) {
+      std::string kind;
+      for (const char c : name)
+        if (c < '0' || c > '9')
+          kind += c;
+        else if (!kind.ends_with('0'))
+          kind += '0';
+      return kind;
+    };
+    std::unordered_map<std::string, std::string> layer_of_kind;
+    for (const auto& [codes, layer] : layer_at) layer_of_kind.emplace(without_numbers(layer.name), layer.name);
+    constexpr std::string_view kWeight = ".weight";
+    for (const WeightInfo& info : files_->tensors()) {
+      if (!info.name.ends_with(kWeight) || layer_at.contains(info.name)) continue;
+      const std::string name = info.name.substr(0, info.name.size() - kWeight.size());
+      const auto like = layer_of_kind.find(without_numbers(name));
+      if (like == layer_of_kind.end() || like->second == name || config_.may_be_plain(name)) continue;
+      throw DataCorrupted("{}: the layer {} is not quantized ({} is {}), but {} says that it is, as {} is", path(),
+                          quote(name), quote(info.name), info.type_name, config_.place, quote(like->second));
+    }
   }
 
   const QuantizedLayer& source_of(const WeightInfo& info) const {

@@ -15,9 +15,25 @@ namespace {
 //   \s \S   Oniguruma: White_Space. PCRE2 with UCP adds U+180E.       -> \p{White_Space}
 //   \w      Oniguruma: Alphabetic | M | N | Pc. PCRE2: L | N | _.     -> the union, as a class
 //   \W \b \B  of that \w                                              -> a negated class, lookarounds
+//   \p{Han}  Oniguruma: Script. PCRE2: Script_Extensions, with U+3001. -> \p{sc:Han}
 //   \h \K \G, POSIX classes, nested classes, &&, {n,m}+, (?m          -> refused
 // Anchors ^ and $ are line anchors in Ruby: PCRE2_MULTILINE.
 constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{N}\\p{Pc}";
+
+// The name between the braces of \p{...}; that of a script asks for the property Script. PCRE2 itself knows which names
+// are scripts.
+std::string property_name(std::string_view name) {
+  const std::string_view negation = name.starts_with('^') ? "^" : "";
+  const std::string script = fmt::format("{}sc:{}", negation, name.substr(negation.size()));
+  const std::string pattern = fmt::format("\\p{{{}}}", script);
+  int error = 0;
+  PCRE2_SIZE offset = 0;
+  pcre2_code* code =
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_UTF, &error, &offset, nullptr);
+  pcre2_code_free(code);
+  return code != nullptr ? script : std::string(name);
+}
+
 std::string to_pcre2(const std::string& pattern, const std::string& place) {
   const auto refuse = [&](std::string_view what) {
     throw Unsupported("{}: pattern {} uses {}, whose Oniguruma meaning is not reproduced here", place, quote(pattern),
@@ -62,7 +78,8 @@ std::string to_pcre2(const std::string& pattern, const std::string& place) {
           if (i + 1 >= pattern.size() || pattern[i + 1] != '{' || close == std::string::npos) {
             refuse(fmt::format("\\{} without braces", e));
           }
-          out.append(pattern, i - 1, close + 1 - (i - 1));
+          const std::string name = pattern.substr(i + 2, close - (i + 2));
+          out += fmt::format("\\{}{{{}}}", e, e == 'x' ? name : property_name(name));
           i = close;
           break;
         }

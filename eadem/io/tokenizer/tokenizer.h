@@ -6,6 +6,7 @@
 //   tokenizer.json                   the Hugging Face format; the reference for its meaning is their library
 //   vocab.json + merges.txt          GPT-2 and Qwen2 checkpoints without tokenizer.json
 //   tokenizer.model                  SentencePiece models (BPE and unigram), tiktoken ranks (Llama 3)
+//   tiktoken.model                   tiktoken ranks (Kimi)
 //   GGUF metadata                    tokenizer.ggml.*, models "gpt2", "llama", "t5" and "gemma4"
 //
 // Features that a file requests and this code lacks are refused by name (Unsupported). A file that contradicts itself
@@ -80,11 +81,11 @@ struct EndToken {
 // Immutable after construction: every const member may be called from any thread at once.
 class Tokenizer {
  public:
-  // `path`: a tokenizer.json, a tokenizer.model, a .gguf, or a directory. In a directory tokenizer.json is
-  // preferred, then vocab.json + merges.txt (which need tokenizer_config.json to say which pre-tokenizer
-  // they were trained with), then a tokenizer.model. A tokenizer_config.json beside the file gives
-  // bos / eos / unk / pad, chat templates, and add_bos_token / add_eos_token, which when present override
-  // the post-processor, as the Hugging Face classes do. A chat_template.jinja beside it takes the place of the
+  // `path`: a tokenizer.json, a tokenizer.model, a tiktoken.model, a .gguf, or a directory. In a directory
+  // tokenizer.json is preferred, then vocab.json + merges.txt (which need tokenizer_config.json to say which
+  // pre-tokenizer they were trained with), then a tokenizer.model, then a tiktoken.model. A tokenizer_config.json
+  // beside the file gives bos / eos / unk / pad, chat templates, and add_bos_token / add_eos_token, which when present
+  // override the post-processor, as the Hugging Face classes do. A chat_template.jinja beside it takes the place of the
   // config's templates, and additional_chat_templates/NAME.jinja adds others.
   // Once `cancel` is set, reading stops with Cancelled.
   static Tokenizer from_file(const std::string& path, const std::atomic<bool>* cancel = nullptr);

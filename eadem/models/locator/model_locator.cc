@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "eadem/core/error.h"
+#include "eadem/io/gguf_parts.h"
 #include "eadem/models/locator/model_stores.h"
 
 namespace eadem::models {
@@ -21,13 +22,30 @@ bool is_file_or_folder(const fs::path& path) {
   return fs::exists(path, ignored);
 }
 
+// The first part of the split model `stem`, which the user calls `text`. Throws InvalidArgument when there are several.
+std::optional<std::string> find_parts(const std::string& text, const fs::path& stem) {
+  std::vector<std::string> found;
+  std::error_code error;  // a folder that is not there or not to be listed has none
+  for (fs::directory_iterator entry(stem.parent_path(), error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    const std::optional<io::GgufPartName> part = io::GgufPartName::parse(name);
+    if (part && part->number == 1 && part->stem == stem.filename().string()) found.push_back(entry->path().string());
+  }
+  if (found.empty()) return std::nullopt;
+  std::sort(found.begin(), found.end());
+  if (found.size() > 1)
+    throw InvalidArgument("{} may be any of {} split models; name the path of one: {}", text, found.size(),
+                          fmt::join(found, ", "));
+  return found[0];
+}
+
 std::optional<std::string> find_own(const std::string& text, const ModelFolders& folders) {
   if (folders.own.empty() || text.empty() || text.starts_with('/')) return std::nullopt;
   for (const fs::path& part : fs::path(text))
     if (part == "..") return std::nullopt;
   for (const char* ending : {"", ".gguf"})
     if (const fs::path path = fs::path(folders.own) / (text + ending); is_file_or_folder(path)) return path.string();
-  return std::nullopt;
+  return find_parts(text, fs::path(folders.own) / text);
 }
 
 // The command that fetches a model.

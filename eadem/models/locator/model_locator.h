@@ -38,7 +38,7 @@ std::optional<std::string> find_bundled(const std::string& name, const ModelFold
 //
 //   a path                              is returned as it is
 //   NAME                                of a bundled model
-//   a path below the user's folder      without "..", and without or with its ending .gguf
+//   a path below the user's folder      without "..", and without or with its ending .gguf or -00001-of-0000N.gguf
 //   [HOST/][ORG/]NAME[:TAG][@REVISION]  in the caches
 //
 // In a hub cache, REVISION is a branch, a tag or the start of a commit; without one, the snapshot of `main` is taken,

@@ -24,6 +24,7 @@ struct MultimodalType {
   std::string_view text_type;        // of a text_config that does not state its model_type
   bool ties = true;                  // false: a head in the files is used, whatever the configuration says of it
   std::string_view defaults = "{}";  // for keys that a text_config does not have, before those of its own type
+  bool may_be_flat = false;  // keys of the text may stand beside those of the other parts, without a text_config
 };
 constexpr MultimodalType kMultimodalTypes[] = {{"gemma3", "gemma3_text"},
                                                {"gemma4", "gemma4_text"},
@@ -63,8 +64,8 @@ constexpr MultimodalType kMultimodalTypes[] = {{"gemma3", "gemma3_text"},
                                                     "intermediate_size": 6144, "num_hidden_layers": 28,
                                                     "num_attention_heads": 16, "num_key_value_heads": 4,
                                                     "max_position_embeddings": 8192, "rms_norm_eps": 1e-5})"},
-                                               {"qwen2_vl", "qwen2_vl_text"},
-                                               {"qwen2_5_vl", "qwen2_5_vl_text"},
+                                               {"qwen2_vl", "qwen2_vl_text", true, "{}", true},
+                                               {"qwen2_5_vl", "qwen2_5_vl_text", true, "{}", true},
                                                {"qwen3_vl", "qwen3_vl_text"},
                                                {"qwen3_5", "qwen3_5_text"},
                                                {"qwen3_5_moe", "qwen3_5_moe_text"},
@@ -243,6 +244,12 @@ io::JsonReader text_config_of(const io::JsonReader& config, const io::WeightSour
   const io::JsonValue& whole = config.value();
   const io::JsonValue* nested = whole.find("text_config");
   if (nested != nullptr && !nested->is_object()) config.fail("text_config", "an object");
+  // Without it transformers takes a text model that is not the usual one of its type, and other keys of the config for
+  // nothing. Its own files always have it.
+  if (nested == nullptr && !type.may_be_flat) {
+    throw DataCorrupted("{}: a {} model without 'text_config', the configuration of its text model", config.file(),
+                        type.name);
+  }
   io::JsonValue text = nested != nullptr ? *nested : io::JsonValue::object();
   const auto is_in = [](auto& keys, const std::string& key) {
     return std::find(std::begin(keys), std::end(keys), key) != std::end(keys);

@@ -18,7 +18,7 @@ bool is_multimodal(const io::JsonReader& config);
 // The config.json of the text model inside the multimodal model that `config` describes. It has the keys of
 // `text_config`, and those of the whole model that concern text. The other keys of `config` are ignored with a reason.
 // `weights`, which may be null, tell whether there is a head where the config does not say that it is tied. Throws
-// DataCorrupted for a malformed config.
+// DataCorrupted for a malformed config, and for one without `text_config` unless its type was published so.
 io::JsonReader text_config_of(const io::JsonReader& config, const io::WeightSource* weights);
 
 // The tensors of the text model, under the names that they have in a checkpoint of text alone. The result keeps

@@ -122,7 +122,7 @@ PRE_TYPES = {
 }
 IGNORE_MERGES = (
     "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano minicpm5 tekken youtu "
-    "granite-embed-multi-97m"
+    "granite-embed-multi-97m kimi-k2"
 ).split()
 METASPACE_TYPES = ["gemma4", "granite-embed-multi-311m", "sarvam-moe"]
 

@@ -28,14 +28,19 @@ KnownPattern pattern_of_class(const JsonReader& config) {
                     config.file(), name ? quote(*name) : "(none)");
 }
 
-// A tokenizer.model, by whichever library.
-TokenizerSpec spec_from_model_file(const fs::path& path, const std::atomic<bool>* cancel) {
+// A tokenizer.model or tiktoken.model, by whichever library.
+TokenizerSpec spec_from_model_file(const fs::path& path, const std::optional<JsonReader>& config,
+                                   const std::atomic<bool>* cancel) {
   const std::string content = read_file(path.string(), kMaxTokenizerFileBytes);
-  if (is_sentencepiece(content)) return spec_from_sentencepiece(content, path.string(), cancel);
-  return spec_from_tiktoken(path.string(), cancel);
+  const bool has_ranks = path.filename() == "tiktoken.model" || !is_sentencepiece(content);
+  if (!has_ranks) return spec_from_sentencepiece(content, path.string(), cancel);
+  return spec_from_tiktoken(content, path.string(), config ? &*config : nullptr, cancel);
 }
 
-TokenizerSpec spec_from_path(const fs::path& path, const std::atomic<bool>* cancel) {
+}  // namespace
+
+TokenizerSpec spec_from_path(const std::string& name, const std::atomic<bool>* cancel) {
+  const fs::path path = name;
   std::error_code ignored;
   const bool directory = fs::is_directory(path, ignored);
   const fs::path folder = directory ? path : path.parent_path();
@@ -46,7 +51,7 @@ TokenizerSpec spec_from_path(const fs::path& path, const std::atomic<bool>* canc
 
   TokenizerSpec spec;
   if (path.extension() == ".model") {
-    spec = spec_from_model_file(path, cancel);
+    spec = spec_from_model_file(path, config, cancel);
   } else if (!directory || is_file(json)) {
     spec = spec_from_json(read_file(json.string(), kMaxTokenizerFileBytes), json.string());
   } else if (is_file(path / "vocab.json") && is_file(path / "merges.txt")) {
@@ -59,17 +64,18 @@ TokenizerSpec spec_from_path(const fs::path& path, const std::atomic<bool>* canc
     spec = spec_from_vocab_and_merges((path / "vocab.json").string(), (path / "merges.txt").string(),
                                       pattern_of_class(*config));
   } else if (is_file(path / "tokenizer.model")) {
-    spec = spec_from_model_file(path / "tokenizer.model", cancel);
+    spec = spec_from_model_file(path / "tokenizer.model", config, cancel);
+  } else if (is_file(path / "tiktoken.model")) {
+    spec = spec_from_model_file(path / "tiktoken.model", config, cancel);
   } else {
-    throw NotFound("{}: no tokenizer.json, no vocab.json with merges.txt and no tokenizer.model", path.string());
+    throw NotFound("{}: no tokenizer.json, no vocab.json with merges.txt, no tokenizer.model and no tiktoken.model",
+                   path.string());
   }
   if (config) apply_tokenizer_config(*config, spec);
   if (auto templates = folder_chat_templates(folder.string()); !templates.empty())
     spec.chat_templates = std::move(templates);
   return spec;
 }
-
-}  // namespace
 
 Tokenizer Tokenizer::from_file(const std::string& path, const std::atomic<bool>* cancel) {
   std::error_code ignored;

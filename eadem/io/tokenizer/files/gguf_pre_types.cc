@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The names and flags are llama.cpp's (src/llama-vocab.cpp), which defines them. The patterns are those of the models'
-// own tokenizer.json or tiktoken files; llama.cpp's differ where its pattern engine has no Unicode subcategories.
+// own tokenizer.json or tiktoken files; llama.cpp's differ where its pattern engine has no Unicode subcategories. So
+// does that kimi-k2 takes a piece that is a token whole, as tiktoken does.
 //
 // Left out are the names of encoder models, which nothing here runs: jina-v1-en, jina-v2-code and roberta-bpe (they put
 // a separator behind the text) and whitespace.
@@ -169,7 +170,7 @@ constexpr GgufPreType kPreTypes[] = {
     {"tiny_aya", kTinyAya},
     {"cohere2moe", kTinyAya},
     {"youtu", kYoutu, true},
-    {"kimi-k2", kKimiK2},
+    {"kimi-k2", kKimiK2, true},
     {"deepseek-llm", kDeepseekLlm},
     {"deepseek-coder", kDeepseekCoder},
     {"deepseek-v3", kDeepseekV3},

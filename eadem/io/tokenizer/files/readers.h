@@ -19,6 +19,9 @@ namespace eadem::io {
 // Files of tokenizers are refused above this size.
 constexpr int64_t kMaxTokenizerFileBytes = 256 << 20;
 
+// Every path but that of a GGUF file: see Tokenizer::from_file.
+TokenizerSpec spec_from_path(const std::string& path, const std::atomic<bool>* cancel = nullptr);
+
 // tokenizer.json.
 TokenizerSpec spec_from_json(std::string_view json, const std::string& source);
 
@@ -42,8 +45,12 @@ TokenizerSpec spec_from_sentencepiece(std::string_view content, const std::strin
 // Whether the bytes of a tokenizer.model are SentencePiece's rather than tiktoken's.
 bool is_sentencepiece(std::string_view content);
 
-// Lines of base64 token and rank. Only the Llama 3 ranks are known by their number; others are refused.
-TokenizerSpec spec_from_tiktoken(const std::string& path, const std::atomic<bool>* cancel = nullptr);
+// Lines of base64 token and rank, which lie in the file `source`. Such lines do not say with which pattern text is cut:
+// the ranks of Llama 3 are known by their number and those of Kimi by the class in the tokenizer_config.json beside
+// them (null: none is there); others are refused. Special tokens that the config lists are left to
+// apply_tokenizer_config.
+TokenizerSpec spec_from_tiktoken(std::string_view content, const std::string& source, const JsonReader* config,
+                                 const std::atomic<bool>* cancel = nullptr);
 
 TokenizerSpec spec_from_gguf(const GgufTokenizerData& data, const std::atomic<bool>* cancel = nullptr);
 // The tokenizer keys of a file's metadata.
@@ -91,7 +98,8 @@ bool decode_base64(std::string_view text, std::string& bytes);
 
 NormalizerStep nfc_step();
 
-// The steps of a byte-level tokenizer with a known pattern, as its tokenizer.json would have them.
+// The steps of a byte-level tokenizer, as its tokenizer.json would have them: with a known pattern, or with any.
 void use_byte_level(KnownPattern pattern, TokenizerSpec& spec);
+void use_split_bytes(std::string_view pattern, TokenizerSpec& spec);
 
 }  // namespace eadem::io

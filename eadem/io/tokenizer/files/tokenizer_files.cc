@@ -84,10 +84,13 @@ std::vector<TokenizerFile> tokenizer_files(const std::string& path) {
   std::vector<TokenizerFile> files;
   // A file given by name is returned under the name that readers of a directory look for.
   if (!directory)
-    files.push_back({fs::path(path).extension() == ".model" ? "tokenizer.model" : "tokenizer.json",
+    files.push_back({fs::path(path).extension() != ".model"          ? "tokenizer.json"
+                     : fs::path(path).filename() == "tiktoken.model" ? "tiktoken.model"
+                                                                     : "tokenizer.model",
                      read_file(path, kMaxTokenizerFileBytes)});
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model",
-                           "special_tokens_map.json", "added_tokens.json"}) {
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model", "tiktoken.model",
+        "tokenization_kimi.py", "tokenization_moonshot.py", "special_tokens_map.json", "added_tokens.json"}) {
     if ((directory || std::string_view(name) == "tokenizer_config.json") && fs::exists(folder / name, ignored))
       files.push_back({name, read_file((folder / name).string(), kMaxTokenizerFileBytes)});
   }
