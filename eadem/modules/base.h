@@ -13,4 +13,5 @@
 #include "eadem/modules/base/rope.h"
 #include "eadem/modules/base/sampling.h"
 #include "eadem/modules/base/select_rows.h"
+#include "eadem/modules/base/select_topk.h"
 #include "eadem/modules/base/short_convolution.h"

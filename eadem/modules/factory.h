@@ -4,5 +4,5 @@
 #pragma once
 
 #include "eadem/modules/factory/attention_factory.h"
-#include "eadem/modules/factory/expert_factory.h"
+#include "eadem/modules/factory/fused_moe_factory.h"
 #include "eadem/modules/factory/linear_factory.h"

@@ -1,58 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/modules/hybrid/moe_mlp.h"
 
-#include <cmath>
-
-#include "eadem/modules/factory/expert_factory.h"
+#include "eadem/modules/factory/fused_moe_factory.h"
 #include "eadem/modules/factory/linear_factory.h"
 #include "eadem/modules/hybrid/dense_mlp.h"
-#include "eadem/ops/elementwise/scale_by.h"
 #include "eadem/ops/experts/clamped_swiglu.h"
 #include "eadem/ops/experts/expert_order.h"
 #include "eadem/ops/experts/gate_rows.h"
 #include "eadem/ops/experts/identity_experts.h"
 #include "eadem/ops/experts/permute.h"
 #include "eadem/ops/linear.h"
-#include "eadem/ops/rms_norm.h"
 
 namespace eadem::modules {
 
-ValueId MoeMlp::build_router_norm(BuildContext& context, ValueId x) const {
-  if (!config_.router_norm_eps) return x;
-  Graph& graph = context.graph;
-  const ValueId scale = graph.add_parameter(graph.scoped_name("gate.scale"), TensorType(DType::f32, {config_.hidden}));
-  const Graph::Scope scope(graph, "gate");
-  const kernels::RmsNormAttrs attrs{static_cast<float>(*config_.router_norm_eps)};
-  const auto factor = static_cast<float>(1 / std::sqrt(static_cast<double>(config_.hidden)));
-  return graph.add1(std::make_shared<ops::Scale>(kernels::ScaleAttrs{.factor = factor}),
-                    {graph.add1(std::make_shared<ops::RmsNorm>(attrs), {x, scale})});
-}
-
-MoeMlp::Routed MoeMlp::build_router(BuildContext& context, ValueId x) const {
-  Graph& graph = context.graph;
-  x = build_router_norm(context, x);
-  // A rounded router would choose other experts.
-  const auto parameter = [&](bool is_there, const char* name, std::initializer_list<Dim> dims) {
-    return is_there ? graph.add_parameter(graph.scoped_name(name), TensorType(DType::f32, dims)) : pipeline::kNoValue;
-  };
-  const int64_t choices = config_.choices();
-  const ValueId weight = parameter(true, "gate.weight", {choices, config_.hidden}),
-                bias = parameter(config_.router_bias, "gate.bias", {choices}),
-                correction = parameter(config_.correction_bias, "gate.e_score_correction_bias", {choices}),
-                scales = parameter(config_.expert_scales, "per_expert_scale", {choices}),
-                table = parameter(config_.route.by_token, "gate.tid2eid", {config_.token_table, config_.route.top_k});
-  const Graph::Scope scope(graph, "gate");
-  const kernels::LinearAttrs attrs{.has_bias = config_.router_bias, .out_dtype = DType::f32};
-  const ValueId logits = graph.add1(std::make_shared<ops::Linear>(attrs), {x, weight, bias});
-  std::vector<ValueId> inputs = {logits, correction};
-  if (config_.route.by_token)
-    inputs.insert(inputs.end(), {table, context.step.token_ids});
-  else
-    context.routers.push_back({logits, config_.route.top_k});
-  const std::vector<ValueId> routed = graph.add(std::make_shared<ops::Route>(config_.route), std::move(inputs));
-  if (!config_.expert_scales) return {routed[0], routed[1]};
-  const kernels::ScaleByAttrs chosen{.indexed = true};
-  return {routed[0], graph.add1(std::make_shared<ops::ScaleBy>(chosen), {routed[1], scales, routed[0]})};
+SelectTopk::Chosen MoeMlp::build_router(BuildContext& context, ValueId x) const {
+  return SelectTopk({.hidden = config_.hidden,
+                     .choices = config_.choices(),
+                     .route = config_.route,
+                     .bias = config_.router_bias,
+                     .correction_bias = config_.correction_bias,
+                     .norm_eps = config_.router_norm_eps,
+                     .scales = config_.expert_scales,
+                     .token_table = config_.token_table})
+      .build(context, x);
 }
 
 ValueId MoeMlp::build_experts(BuildContext& context, ValueId rows, ValueId offsets) const {
@@ -106,7 +76,7 @@ ValueId MoeMlp::build_shared(BuildContext& context, ValueId x) const {
 
 ValueId MoeMlp::build(BuildContext& context, ValueId x, ValueId router_x) const {
   Graph& graph = context.graph;
-  const Routed routed = build_router(context, router_x);
+  const SelectTopk::Chosen routed = build_router(context, router_x);
   const kernels::ExpertOrderAttrs all{config_.experts, config_.identities};
   const std::vector<ValueId> order = graph.add(std::make_shared<ops::ExpertOrder>(all), {routed.experts});
   const HardwareConfig& hardware = context.hardware.of(Role::mlp, layer_);
@@ -124,7 +94,7 @@ ValueId MoeMlp::build(BuildContext& context, ValueId x, ValueId router_x) const 
   const bool first = config_.weighs_input;
   const ValueId rows =
       graph.add1(std::make_shared<ops::Permute>(kernels::PermuteAttrs{first}), with_weights(first, read));
-  const ValueId made = ExpertFactory::build(
+  const ValueId made = FusedMoeFactory::build(
       context, {.experts = config_.experts, .top_k = config_.route.top_k}, rows, order[1],
       [&](ValueId own_rows, ValueId own_offsets) { return build_experts(context, own_rows, own_offsets); });
   ValueId mixed = project(

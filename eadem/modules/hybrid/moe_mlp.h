@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "eadem/modules/base/select_topk.h"
 #include "eadem/modules/build_context.h"
 #include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/experts/route.h"
@@ -15,13 +16,11 @@ namespace eadem::modules {
 // without a gate down_proj(f(up_proj(x))); or the weight multiplies what the expert reads, weight * x in the place of
 // x. With a latent the experts read fc1_latent_proj(x), and their sum goes through fc2_latent_proj. The router may also
 // choose among identities, experts without weights that give x: each adds weight * x. Parameters:
-// gate.weight [choices, hidden], the router of experts and then identities, with gate.bias [choices], and what is added
-// to scores for the choice, gate.e_score_correction_bias [choices], which stay f32; experts.gate_proj.weight and
+// those of the router (base/select_topk.h), whose choices are experts and then identities; experts.gate_proj.weight and
 // experts.up_proj.weight [experts, ffn, hidden], experts.down_proj.weight [experts, hidden, ffn], each with .bias
 // [experts, outputs]; those of a DenseMlp below the name of the shared expert, and shared_expert_gate.weight [1,
 // hidden]; fc1_latent_proj.weight [latent, hidden] and fc2_latent_proj.weight [hidden, latent], each with .bias, with
-// experts of that width; gate.scale [hidden], the weight of the router's norm, and per_expert_scale [choices];
-// gate.tid2eid [token_table, top_k], whole numbers in f32, the experts of each token where they are not chosen.
+// experts of that width.
 class MoeMlp {
  public:
   // An expert that computes all tokens.
@@ -66,12 +65,7 @@ class MoeMlp {
   ValueId build(BuildContext& context, ValueId x, ValueId router_x) const;
 
  private:
-  // Which experts compute a token, and what each weighs: [tokens, top_k] each.
-  struct Routed {
-    ValueId experts, weights;
-  };
-  Routed build_router(BuildContext& context, ValueId x) const;
-  ValueId build_router_norm(BuildContext& context, ValueId x) const;
+  SelectTopk::Chosen build_router(BuildContext& context, ValueId x) const;
   // The experts, on rows that stand in the order of their experts.
   ValueId build_experts(BuildContext& context, ValueId rows, ValueId offsets) const;
   ValueId build_shared(BuildContext& context, ValueId x) const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/modules/factory/expert_factory.h"
+#include "eadem/modules/factory/fused_moe_factory.h"
 
 #include "eadem/ops/parallel/expert_exchange.h"
 
@@ -7,11 +7,11 @@ namespace eadem::modules {
 
 namespace {
 
-ValueId build_grouped(BuildContext&, const ExpertRequest&, ValueId rows, ValueId offsets, const BuildExperts& experts) {
+ValueId build_grouped(BuildContext&, const MoeRequest&, ValueId rows, ValueId offsets, const BuildExperts& experts) {
   return experts(rows, offsets);
 }
 
-ValueId build_exchanged(BuildContext& context, const ExpertRequest& request, ValueId rows, ValueId offsets,
+ValueId build_exchanged(BuildContext& context, const MoeRequest& request, ValueId rows, ValueId offsets,
                         const BuildExperts& experts) {
   const kernels::ExpertExchangeAttrs attrs{.ranks = request.ranks,
                                            .rank = request.rank,
@@ -24,51 +24,51 @@ ValueId build_exchanged(BuildContext& context, const ExpertRequest& request, Val
 }
 
 // The line that `explain` prints for a layer.
-std::string experts_of_rank(const ExpertRequest& request) {
+std::string experts_of_rank(const MoeRequest& request) {
   const PartRange own = part_of(request.experts, request.ranks, request.rank);
   return fmt::format("{} of {} experts, {} for each token", own.size, request.experts, request.top_k);
 }
 
-std::string too_few(const ExpertRequest& request) {
+std::string too_few(const MoeRequest& request) {
   return fmt::format("{} experts for {} ranks", request.experts, request.ranks);
 }
 
-Verdict can_group(const ExpertRequest& request) {
+Verdict can_group(const MoeRequest& request) {
   if (request.ranks > 1) return Verdict::no(fmt::format("{} ranks divide the experts", request.ranks));
   return Verdict::yes(0.0, experts_of_rank(request));
 }
 
-Verdict can_gather(const ExpertRequest& request) {
+Verdict can_gather(const MoeRequest& request) {
   if (request.ranks == 1) return Verdict::no("one rank has all experts");
   if (request.own_tokens) return Verdict::no("each rank has tokens of its own");
   if (request.experts < request.ranks) return Verdict::no(too_few(request));
   return Verdict::yes(0.0, experts_of_rank(request));
 }
 
-Verdict can_send(const ExpertRequest& request) {
+Verdict can_send(const MoeRequest& request) {
   if (request.ranks == 1) return Verdict::no("one rank has all experts");
   if (!request.own_tokens) return Verdict::no("every rank has all tokens");
   if (request.experts < request.ranks) return Verdict::no(too_few(request));
   return Verdict::yes(0.0, experts_of_rank(request));
 }
 
-constexpr ExpertStrategy kGrouped = {"grouped", can_group, build_grouped};
-constexpr ExpertStrategy kGathered = {"gathered", can_gather, build_exchanged};
-constexpr ExpertStrategy kAllToAll = {"all_to_all", can_send, build_exchanged};
+constexpr MoeExecutor kGrouped = {"grouped", can_group, build_grouped};
+constexpr MoeExecutor kGathered = {"gathered", can_gather, build_exchanged};
+constexpr MoeExecutor kAllToAll = {"all_to_all", can_send, build_exchanged};
 
-constexpr const ExpertStrategy* kExpertStrategies[] = {&kGrouped, &kGathered, &kAllToAll};
+constexpr const MoeExecutor* kExecutors[] = {&kGrouped, &kGathered, &kAllToAll};
 
 }  // namespace
 
-std::span<const ExpertStrategy* const> ExpertFactory::strategies() { return kExpertStrategies; }
+std::span<const MoeExecutor* const> FusedMoeFactory::strategies() { return kExecutors; }
 
-ValueId ExpertFactory::build(BuildContext& context, ExpertRequest request, ValueId rows, ValueId offsets,
-                             const BuildExperts& experts) {
+ValueId FusedMoeFactory::build(BuildContext& context, MoeRequest request, ValueId rows, ValueId offsets,
+                               const BuildExperts& experts) {
   request.ranks = context.expert_ranks;
   request.rank = context.expert_rank;
   request.own_tokens = context.own_tokens;
   Decision decision{"experts " + context.graph.scope(), {}, {}};
-  const ExpertStrategy* strategy = select(strategies(), request, decision);
+  const MoeExecutor* strategy = select(strategies(), request, decision);
   if (strategy == nullptr) throw_no_candidate(decision);
   context.decisions.push_back(std::move(decision));
   return strategy->build(context, request, rows, offsets, experts);

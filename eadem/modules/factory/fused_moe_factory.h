@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ExpertFactory hides which rank computes a row of an expert.
+// FusedMoeFactory hides which rank computes a row of an expert: the executor of a mixture of experts, whose router is
+// SelectTopk (base/select_topk.h) and whose products LinearFactory::build_grouped makes for each encoding.
 #pragma once
 
 #include <span>
@@ -10,7 +11,7 @@
 
 namespace eadem::modules {
 
-struct ExpertRequest {
+struct MoeRequest {
   int64_t experts = 0;  // of all ranks
   int64_t top_k = 0;    // of each token
   int ranks = 1;        // that divide the experts
@@ -22,22 +23,22 @@ struct ExpertRequest {
 // kernels::ExpertOrder, and returns what they make.
 using BuildExperts = FunctionRef<ValueId(ValueId rows, ValueId offsets)>;
 
-struct ExpertStrategy {
+struct MoeExecutor {
   std::string_view name;
-  Verdict (*can_handle)(const ExpertRequest& request);
-  ValueId (*build)(BuildContext& context, const ExpertRequest& request, ValueId rows, ValueId offsets,
+  Verdict (*can_handle)(const MoeRequest& request);
+  ValueId (*build)(BuildContext& context, const MoeRequest& request, ValueId rows, ValueId offsets,
                    const BuildExperts& experts);
 };
 
-class ExpertFactory {
+class FusedMoeFactory {
  public:
   // grouped: this rank has all experts. gathered: each rank computes the rows of its experts, and all get all rows.
   // all_to_all: each rank has tokens of its own, whose rows travel to the ranks of their experts and back.
-  static std::span<const ExpertStrategy* const> strategies();
+  static std::span<const MoeExecutor* const> strategies();
 
   // Adds `experts` to the graph, and what the ranks exchange around them, and records the decision. `rows` [top_k *
   // tokens, width] are those of this rank's tokens, and so is the result.
-  static ValueId build(BuildContext& context, ExpertRequest request, ValueId rows, ValueId offsets,
+  static ValueId build(BuildContext& context, MoeRequest request, ValueId rows, ValueId offsets,
                        const BuildExperts& experts);
 };
 
