@@ -66,6 +66,8 @@ struct ModelFamily {
   std::string_view gguf_eps = "attention.layer_norm_rms_epsilon";
   bool rotates = true;              // GGUF files state a rotation
   bool yarn_truncates = true;       // what yarn's `truncate` is in GGUF files, which do not state it
+  bool yarn_states_betas = false;   // GGUF files state yarn's betas, and nothing multiplies what is rotated
+  bool only_experts = false;        // GGUF files have no width of dense MLPs, of which there are none
   std::string_view gguf_keys = {};  // further keys of GGUF files that read_gguf reads, separated by spaces
   // The GGUF architecture of a configuration whose model type has several. Null: that of its row.
   std::string_view (*gguf_architecture)(const ModelConfig& config) = nullptr;

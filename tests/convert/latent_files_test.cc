@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The converter on Kimi Linear and Mistral 4: to GGUF and back, and what stays in f32 whatever the type of matrices.
+// The converter on Kimi Linear, Mistral 4 and DeepSeek V4: to GGUF and back, and what stays in f32 whatever the type of
+// matrices.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,6 +12,7 @@
 #include "eadem/engine/infer_engine.h"
 #include "eadem/io/gguf.h"
 #include "eadem/models/huggingface.h"
+#include "eadem/models/parameter_reader.h"
 
 namespace eadem::convert {
 namespace latent_files_test {
@@ -52,6 +54,7 @@ class LatentFiles : public testing::TestWithParam<const char*> {
 TEST_P(LatentFiles, ToGgufAndBackKeepTheBits) {
   const std::string back = convert(convert(golden(), "model.gguf", "as-is"), "back", "as-is");
   const models::Checkpoint a = models::open_checkpoint(golden()), b = models::open_checkpoint(back);
+  EXPECT_EQ(*a.model->config(), *b.model->config());
   ASSERT_EQ(a.weights->tensors().size(), b.weights->tensors().size());
   for (const io::WeightInfo& info : a.weights->tensors()) {
     ASSERT_NE(b.weights->find(info.name), nullptr) << info.name;
@@ -73,13 +76,17 @@ TEST_P(LatentFiles, VectorsAndConvolutionsStayInF32) {
   const auto expect_types = [&](const std::string& path, const char* matrices) {
     const auto file = io::GgufFile::open(path);
     for (const io::WeightInfo& info : file->tensors()) {
-      const bool kept = info.shape.rank() == 1 || info.name.ends_with(".ssm_a") ||
-                        info.name.find(".ssm_conv1d_") != std::string::npos;
+      const auto is = [&](const char* part) { return info.name.find(part) != std::string::npos; };
+      const bool kept = info.shape.rank() == 1 || is(".ssm_a") || is(".ssm_conv1d_") ||
+                        (std::string_view(matrices) == "Q8_0" && (is("_hc_fn.") || is(".hc_") || is("_ape.")));
       if (kept) {
         EXPECT_EQ(info.type_name, "F32") << info.name;
       }
-      if (info.name == "token_embd.weight") {
+      if (info.name == "token_embd.weight" || is(".attn_output_a.")) {
         EXPECT_EQ(info.type_name, matrices);
+      }
+      if (is("tid2eid")) {
+        EXPECT_EQ(info.type_name, "I32");
       }
     }
     forward(path);
@@ -87,10 +94,33 @@ TEST_P(LatentFiles, VectorsAndConvolutionsStayInF32) {
   expect_types(convert(golden(), "bf16.gguf", "bf16"), "BF16");
   expect_types(convert(narrow, "narrow.gguf", "as-is"), "BF16");
   // Rows of 28 and of 24 values are no whole blocks.
-  expect_types(convert(golden(), "q8_0.gguf", "q8_0"), "F16");
+  const bool whole = std::string_view(GetParam()) == "deepseek_v4_usual";
+  expect_types(convert(golden(), "q8_0.gguf", "q8_0"), whole ? "Q8_0" : "F16");
 }
 
-INSTANTIATE_TEST_SUITE_P(Convert, LatentFiles, testing::Values("kimi_linear", "mistral4_usual"));
+INSTANTIATE_TEST_SUITE_P(Convert, LatentFiles, testing::Values("kimi_linear", "mistral4_usual", "deepseek_v4_usual"));
+
+// Experts of DeepSeek V4 as published are blocks of MXFP4, which stay as they are; 8-bit floats are decoded.
+class PublishedFiles : public LatentFiles {};
+
+TEST_P(PublishedFiles, ExpertsStayInFourBits) {
+  const std::string published = (fs::path(EADEM_SOURCE_DIR) / "tests/data/checkpoints" / GetParam()).string(),
+                    written = convert(published, "model.gguf", "as-is");
+  EXPECT_NE(notes_.find("there are 2 streams of hidden states"), std::string::npos) << notes_;
+  const models::Checkpoint a = models::open_checkpoint(published), b = models::open_checkpoint(written);
+  EXPECT_EQ(b.weights->find("blk.0.ffn_up_exps.weight")->type_name, "MXFP4");
+  EXPECT_EQ(b.weights->find("blk.0.attn_output_a.weight")->type_name, "F32");
+  const models::ParameterReader from(a), to(b);
+  for (const models::ParameterInfo& parameter : a.model->parameters()) {
+    const Tensor x = models::values_in_f32(from.read(parameter.name).view),
+                 y = models::values_in_f32(to.read(parameter.name).view);
+    ASSERT_EQ(to_string(x.view), to_string(y.view)) << parameter.name;
+    EXPECT_EQ(std::memcmp(x.view.data, y.view.data, static_cast<size_t>(x.view.size_bytes())), 0) << parameter.name;
+  }
+  forward(written);
+}
+
+INSTANTIATE_TEST_SUITE_P(Convert, PublishedFiles, testing::Values("deepseek_v4_fp4"));
 
 }  // namespace latent_files_test
 }  // namespace eadem::convert
