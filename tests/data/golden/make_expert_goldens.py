@@ -292,9 +292,8 @@ def write_one_step(out, name, config, weights):
             loss = goldens.mean_cross_entropy(model(input_ids=ids[:, :-1], use_cache=False).logits, ids[:, 1:])
             loss.backward()
         with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-            for parameter in model.parameters():
-                if parameter.grad is not None:  # as those of corrections and indexers are
-                    parameter.copy_(parameter.grad)
+            for parameter in model.parameters():  # that have a part in the loss, as indexers have none
+                parameter.zero_() if parameter.grad is None else parameter.copy_(parameter.grad)
             model.save_pretrained(folder)
             saved = load_file(Path(folder) / "model.safetensors")
         result[key] = {"loss": loss.item(), "gradients": {
