@@ -19,7 +19,7 @@ namespace latent_files_test {
 
 namespace fs = std::filesystem;
 
-class LatentFiles : public testing::TestWithParam<const char*> {
+class Converted : public testing::Test {
  protected:
   void SetUp() override {
     std::string pattern = (fs::temp_directory_path() / "eadem_latent_XXXXXX").string();
@@ -28,7 +28,9 @@ class LatentFiles : public testing::TestWithParam<const char*> {
   }
   void TearDown() override { fs::remove_all(folder_); }
 
-  static std::string golden() { return (fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / GetParam()).string(); }
+  static std::string golden(const char* model) {
+    return (fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / model).string();
+  }
 
   std::string convert(const std::string& path, const char* name, const std::string& type) {
     const std::string out = (folder_ / name).string();
@@ -48,6 +50,11 @@ class LatentFiles : public testing::TestWithParam<const char*> {
 
   fs::path folder_;
   std::string notes_;
+};
+
+class LatentFiles : public Converted, public testing::WithParamInterface<const char*> {
+ protected:
+  static std::string golden() { return Converted::golden(GetParam()); }
 };
 
 // -exp(a) is rounded, and its logarithm as well: 4 u (1 + |a|), with |a| < 3.
@@ -99,6 +106,33 @@ TEST_P(LatentFiles, VectorsAndConvolutionsStayInF32) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Convert, LatentFiles, testing::Values("kimi_linear", "mistral4_usual", "deepseek_v4_usual"));
+
+// A layer that predicts a further token is not computed, and not written either: nothing counts it then.
+TEST_F(Converted, LeavesFurtherLayersOut) {
+  const std::string plain = convert(golden("deepseek_v4_usual"), "plain.gguf", "as-is");
+  const auto file = io::GgufFile::open(plain);
+  io::GgufMetadata metadata = file->metadata();
+  const std::vector<int32_t> ratios = {0, 4, 128, 0};
+  const std::vector<float> limits(4, 1.0F);
+  for (auto& [key, value] : metadata) {
+    if (key == "deepseek4.block_count") value = io::GgufValue::scalar(uint32_t{4});
+    if (key == "deepseek4.attention.compress_ratios") value = io::GgufValue::scalars(std::span<const int32_t>(ratios));
+    if (key.starts_with("deepseek4.swiglu_clamp")) value = io::GgufValue::scalars(std::span<const float>(limits));
+  }
+  metadata.emplace_back("deepseek4.nextn_predict_layers", io::GgufValue::scalar(uint32_t{1}));
+  std::vector<Tensor> kept;
+  std::vector<io::NamedTensor> tensors;
+  for (const io::WeightInfo& info : file->tensors())
+    tensors.push_back({info.name, kept.emplace_back(file->get(info.name)).view});
+  tensors.push_back({"blk.3.nextn.eh_proj.weight", kept.front().view});
+  const std::string longer = (folder_ / "longer.gguf").string();
+  io::write_gguf(longer, metadata, tensors);
+
+  const auto back = io::GgufFile::open(convert(longer, "back.gguf", "as-is"));
+  EXPECT_EQ(back->metadata(), file->metadata());
+  EXPECT_EQ(back->tensors().size(), file->tensors().size());
+  forward(back->path());
+}
 
 // Experts of DeepSeek V4 as published are blocks of MXFP4, which stay as they are; 8-bit floats are decoded.
 class PublishedFiles : public LatentFiles {};
