@@ -13,6 +13,7 @@
 #include "eadem/io/gguf.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/models/parameter_reader.h"
+#include "tests/support/f32_error.h"
 
 namespace eadem::convert {
 namespace latent_files_test {
@@ -132,6 +133,32 @@ TEST_F(Converted, LeavesFurtherLayersOut) {
   EXPECT_EQ(back->metadata(), file->metadata());
   EXPECT_EQ(back->tensors().size(), file->tensors().size());
   forward(back->path());
+}
+
+// Rows of blocks mean what they hold wherever they are seen in another shape: matrices of groups of the output, stacks
+// of experts. Kernels read them in f32; sums are in another order than those of decoded matrices.
+TEST_F(Converted, BlocksMeanWhatTheyHold) {
+  const std::string golden_path = golden("deepseek_v4_usual");
+  const models::Checkpoint blocks = models::open_checkpoint(convert(golden_path, "q8_0.gguf", "q8_0"));
+  const auto expected = io::open_weights(golden_path + "/expected.safetensors");
+  const Tensor prompt = expected->get("prompt"), single = expected->get("logits"), exact = expected->get("logits_f64");
+  const auto logits_of = [&](const models::Checkpoint& checkpoint) {
+    engine::EngineOptions options;
+    options.mode = HardwareMode::accuracy;
+    options.max_logit_rows = options.max_num_batched_tokens = 160;
+    const auto engine =
+        engine::InferEngine::from_checkpoint(checkpoint, open_device("cpu", {.num_threads = 1}), options);
+    const int32_t* ids = prompt.view.as<int32_t>();
+    const auto count = static_cast<int32_t>(prompt.view.num_elements());
+    engine->forward(
+        {.input_ids = {ids, ids + count}, .input_lengths = {count}, .cache_lengths = {0}, .all_logits = true});
+    return engine->logits();
+  };
+  const Tensor read = logits_of(blocks), decoded = logits_of(models::huggingface_form(blocks));
+  const auto of = [](const Tensor& tensor) { return [&](size_t i) { return tensor.view.as<float>()[i]; }; };
+  const auto count = static_cast<size_t>(exact.view.num_elements());
+  test::expect_f32_error(test::deviation(count, of(read), of(decoded)), test::deviation(count, of(single), of(exact)),
+                         "q8_0");
 }
 
 // Experts of DeepSeek V4 as published are blocks of MXFP4, which stay as they are; 8-bit floats are decoded.
