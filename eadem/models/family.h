@@ -116,8 +116,12 @@ struct ModelFamily {
     none,
     further_layer,  // the first layer behind the last one
     own_module,     // in directories that of "mtp.", in GGUF files the first further layer
+    own_layers,     // in directories layers of "mtp.", from the first on
   };
   Mtp mtp = Mtp::none;
+  // Adds the module's layers behind those of the configuration. Throws Unsupported where a model cannot have them.
+  // Null: a layer like the last one.
+  void (*add_mtp_layers)(ModelConfig& config) = nullptr;
 
   const ModelType* find_type(std::string_view model_type) const;
   // This family's name of a key that all configs have.
