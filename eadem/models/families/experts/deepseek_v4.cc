@@ -300,7 +300,7 @@ constexpr std::string_view kDeepseekV4GgufKeys =
     "hyper_connection.count hyper_connection.sinkhorn_iterations nextn_predict_layers embedding_length_out";
 constexpr int64_t kSqrtSoftplus = 4;  // of expert_gating_func
 
-// Layers behind the last one predict further tokens. Files from before August 2026 count them and have none.
+// Layers behind the last one predict further tokens. Files from before August 2026 may count them and have none.
 void leave_further_layers_out(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
   const int64_t further =
       file.optional_integer(prefix + "nextn_predict_layers", 0, result.num_hidden_layers).value_or(0);
