@@ -79,6 +79,23 @@ ConvertedTensor constant_of(std::string_view name, const std::vector<double>& va
           .constant = tensor};
 }
 
+// Takes layers behind the last one, which predict further tokens and are not converted, out of what counts layers or
+// has an entry for each.
+void leave_further_layers_out(GgufMetadata& metadata, const io::GgufFile& file, int64_t layers) {
+  const std::string prefix = file.string("general.architecture") + ".", count_key = prefix + "block_count";
+  const auto count = static_cast<size_t>(file.integer(count_key, 1, UINT32_MAX)), kept = static_cast<size_t>(layers);
+  if (count == kept) return;
+  std::erase_if(metadata, [&](const auto& entry) { return entry.first == prefix + "nextn_predict_layers"; });
+  for (auto& [key, value] : metadata) {
+    if (key == count_key) value = GgufValue::scalar(static_cast<uint32_t>(layers));
+    auto* array = std::get_if<io::GgufArray>(&value.data);
+    if (array == nullptr || !key.starts_with(prefix) || array->size() != count) continue;
+    array->scalars.resize(array->scalars.size() / count * kept);
+    if (!array->strings.empty()) array->strings.resize(kept);
+    if (!array->arrays.empty()) array->arrays.resize(kept);
+  }
+}
+
 // The header of the converted GGUF file. Adds the tensors of rope scaling, if the model has them.
 std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& checkpoint, const ModelConfig& config,
                                                    const std::string& out, std::vector<ConvertedTensor>& tensors,
@@ -87,7 +104,8 @@ std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& che
   const std::vector<double> divisors = models::gguf_divisors(config);
   GgufMetadata metadata;
   if (const auto* gguf = dynamic_cast<const io::GgufFile*>(checkpoint.weights.get())) {
-    metadata = gguf->metadata();  // only types change
+    metadata = gguf->metadata();  // only types change, and layers that are not computed are left out
+    leave_further_layers_out(metadata, *gguf, config.num_hidden_layers);
     for (auto& [key, value] : metadata)
       if (key == "general.file_type") value = GgufValue::scalar(file_type);
   } else {

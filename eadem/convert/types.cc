@@ -89,6 +89,11 @@ bool is_router(const std::string& parameter) {
   return parameter.ends_with(".mlp.gate.weight") || parameter.ends_with(".moe.gate.weight");
 }
 
+// Weights of streams and places in pooled rows are exponents; there are few of them.
+bool makes_exponents(const std::string& parameter) {
+  return parameter.ends_with("_hc.fn") || parameter == "model.hc_head.fn" || parameter.ends_with(".position_bias");
+}
+
 std::string_view mixed_type(const Mixture& mixture, const models::ModelInfo& model, const std::string& parameter) {
   if (parameter == "lm_head.weight" || (model.tied && parameter == "model.embed_tokens.weight")) return "q6_k";
   const auto is = [&](std::string_view kind) { return parameter.find(kind) != std::string::npos; };
@@ -128,7 +133,7 @@ bool is_quantized_type(std::string_view type_name) {
 WeightType convert_type_of(std::string_view type_name, const models::ModelInfo& model, const std::string& parameter,
                            int64_t columns) {
   if (const auto dtype = dtype_from_name(type_name)) return *dtype;
-  if (is_router(parameter) || is_convolution(parameter)) return DType::f32;
+  if (is_router(parameter) || is_convolution(parameter) || makes_exponents(parameter)) return DType::f32;
   const Mixture* mixture = find_mixture(type_name);
   std::string_view name = mixture == nullptr ? type_name : mixed_type(*mixture, model, parameter);
   const BlockEncoding* encoding = BlockEncoding::find(name);

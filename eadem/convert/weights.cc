@@ -119,7 +119,7 @@ WeightType most_common_type(const std::vector<ConvertedTensor>& tensors) {
   WeightType best;
   int64_t most = 0;
   for (const ConvertedTensor& tensor : tensors) {
-    if (tensor.shape.rank() < 2) continue;
+    if (tensor.shape.rank() < 2 || !is_floating(tensor.type.dtype)) continue;
     const int64_t total = bytes[tensor.type.name()] += stored_bytes(tensor.type, tensor.shape);
     if (total > most) most = total, best = tensor.type;
   }
@@ -180,7 +180,8 @@ std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, 
     const std::optional<models::RecipeType> made = models::describe(
         recipe, [&](const std::string& parameter) { return reader.type(parameter); }, weights.path());
     EADEM_CHECK(made.has_value(), "'{}' was read but is not known", from);
-    if (!is_floating(made->type.dtype))
+    const bool is_table = recipe.kind == models::WeightRecipe::Kind::integers;
+    if (!is_floating(made->type.dtype) && !is_table)
       throw Unsupported("{}: '{}' is {}; only floating-point tensors are converted", weights.path(), from,
                         dtype_name(made->type.dtype));
     ConvertedTensor converted{.from = from,
@@ -189,7 +190,7 @@ std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, 
                               .recipe = std::move(recipe),
                               .before = made->type,
                               .shape = made->shape};
-    converted.type = target_type(converted, checkpoint.model->info(), plan);
+    converted.type = is_table ? converted.before : target_type(converted, checkpoint.model->info(), plan);
     result.push_back(std::move(converted));
   }
   reader.require_no_other(used);

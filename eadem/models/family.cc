@@ -55,6 +55,9 @@ constexpr GgufName kWholeNames[] = {{"model.embed_tokens.weight", "token_embd.we
                                     {"model.norm.bias", "output_norm.bias"},
                                     {"lm_head.weight", "output.weight"},
                                     {"lm_head.bias", "output.bias"},
+                                    {"model.hc_head.fn", "output_hc_fn.weight"},
+                                    {"model.hc_head.base", "output_hc_base.weight"},
+                                    {"model.hc_head.scale", "output_hc_scale.weight"},
                                     {"model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"},
                                     {"model.per_layer_model_projection.weight", "per_layer_model_proj.weight"},
                                     {"model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight"}};

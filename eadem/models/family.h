@@ -66,6 +66,8 @@ struct ModelFamily {
   std::string_view gguf_eps = "attention.layer_norm_rms_epsilon";
   bool rotates = true;              // GGUF files state a rotation
   bool yarn_truncates = true;       // what yarn's `truncate` is in GGUF files, which do not state it
+  bool yarn_states_betas = false;   // GGUF files state yarn's betas, and nothing multiplies what is rotated
+  bool only_experts = false;        // GGUF files have no width of dense MLPs, of which there are none
   std::string_view gguf_keys = {};  // further keys of GGUF files that read_gguf reads, separated by spaces
   // The GGUF architecture of a configuration whose model type has several. Null: that of its row.
   std::string_view (*gguf_architecture)(const ModelConfig& config) = nullptr;
@@ -114,8 +116,12 @@ struct ModelFamily {
     none,
     further_layer,  // the first layer behind the last one
     own_module,     // in directories that of "mtp.", in GGUF files the first further layer
+    own_layers,     // in directories layers of "mtp.", from the first on
   };
   Mtp mtp = Mtp::none;
+  // Adds the module's layers behind those of the configuration. Throws Unsupported where a model cannot have them.
+  // Null: a layer like the last one.
+  void (*add_mtp_layers)(ModelConfig& config) = nullptr;
 
   const ModelType* find_type(std::string_view model_type) const;
   // This family's name of a key that all configs have.

@@ -144,8 +144,9 @@ std::vector<double> gguf_divisors(const ModelConfig& config) {
 ModelConfig huggingface_config(ModelConfig config, const io::GgufFile* file) {
   const std::string source = file != nullptr ? file->path() : "the model";
   if (!config.family().latent_attention) config.rope_style = RopeStyle::rotate_half;
-  for (double* value :
-       {&config.rms_norm_eps, &config.rope_theta, &config.local_rope_theta, &config.rope_scaling.factor})
+  for (double* value : {&config.rms_norm_eps, &config.rope_theta, &config.local_rope_theta, &config.pooled_rope_theta,
+                        &config.rope_scaling.factor, &config.rope_scaling.beta_fast, &config.rope_scaling.beta_slow,
+                        &config.routed_scaling_factor, &config.swiglu_limit, &config.stream_eps, &config.attn_scale})
     *value = shortest(*value);
   if (std::optional<double>& factor = config.rope_scaling.attention_factor) factor = shortest(*factor);
   if (!config.rope_divisors.empty()) {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/models/mtp_model.h"
 
+#include <cstdlib>
+
+#include "eadem/models/decoders/dense_decoder.h"
 #include "eadem/models/family.h"
 #include "eadem/models/parameter_reader.h"
 
@@ -12,12 +15,16 @@ namespace {
 
 constexpr const char* kSharedHead = "shared_head";
 
-// The model with a layer more, which is like its last one.
-ModelConfig with_one_more_layer(const Decoder& model) {
+// The model with the module's layers.
+ModelConfig with_own_layers(const Decoder& model) {
   const ModelInfo& info = model.info();
   if (model.family().mtp == ModelFamily::Mtp::none)
     throw Unsupported("{} has no head for multi-token prediction (MTP) that is computed here", info.architecture);
   ModelConfig config = *model.config();
+  if (model.family().add_mtp_layers != nullptr) {
+    model.family().add_mtp_layers(config);
+    return config;
+  }
   ++config.num_hidden_layers;
   config.layer_windows.push_back(0);
   return config;
@@ -26,19 +33,19 @@ ModelConfig with_one_more_layer(const Decoder& model) {
 }  // namespace
 
 MtpModel::MtpModel(const Decoder& model)
-    : longer_(with_one_more_layer(model), model.family()),
+    : longer_(with_own_layers(model), model.family()),
       layer_(static_cast<int>(model.info().layers)),
       scope_("layers." + std::to_string(layer_)),
       info_(model.info()),
       input_(model.decoder_spec().norm, info_.hidden, layer_),
       norm_(model.decoder_spec().norm) {
   norm_.name = "norm";
-  info_.layers = 1;
+  info_.layers = longer_.info().layers - layer_;
 }
 
 modules::ModelSpec MtpModel::spec() const {
   modules::ModelSpec spec = longer_.spec();
-  spec.layers = 1;
+  spec.layers = info_.layers;
   spec.num_parameters = 0;
   for (const ParameterInfo& parameter : parameters()) spec.num_parameters += parameter.shape.num_elements();
   return spec;
@@ -56,8 +63,8 @@ ValueId MtpModel::embed(BuildContext& context) const {
   return input_.build(context, tokens, previous);
 }
 
-ValueId MtpModel::layer(BuildContext& context, int /*index*/, ValueId x) const {
-  return longer_.layer(context, layer_, x);
+ValueId MtpModel::layer(BuildContext& context, int index, ValueId x) const {
+  return longer_.layer(context, layer_ + index, x);
 }
 
 ValueId MtpModel::finish(BuildContext& context, ValueId x) const {
@@ -67,11 +74,16 @@ ValueId MtpModel::finish(BuildContext& context, ValueId x) const {
   return modules::Norm(norm_, hidden()).build(context, x, layer_);
 }
 
+bool MtpModel::is_own(const std::string& parameter) const {
+  const LayerName name = layer_name(parameter);
+  return !name.rest.empty() && std::atoll(name.number.c_str()) >= layer_;
+}
+
 std::vector<ParameterInfo> MtpModel::parameters() const {
   const std::string prefix = "model." + scope_ + ".";
   std::vector<ParameterInfo> list;
   for (const ParameterInfo& each : longer_.parameters()) {
-    if (each.name.starts_with(prefix) || each.name == "model.embed_tokens.weight" || each.name == "lm_head.weight")
+    if (is_own(each.name) || each.name == "model.embed_tokens.weight" || each.name == "lm_head.weight")
       list.push_back(each);
     if (each.name != "model.embed_tokens.weight") continue;
     modules::list_parameters(input_.token_norm(), hidden(), prefix, list);
@@ -84,7 +96,7 @@ std::vector<ParameterInfo> MtpModel::parameters() const {
 
 std::string MtpModel::place(CheckpointFormat format) const {
   if (format == CheckpointFormat::gguf) return fmt::format("blk.{}", layer_);
-  return longer_.family().mtp == ModelFamily::Mtp::own_module ? "mtp" : "model." + scope_;
+  return longer_.family().mtp == ModelFamily::Mtp::further_layer ? "model." + scope_ : "mtp";
 }
 
 namespace {
@@ -96,23 +108,44 @@ constexpr std::pair<std::string_view, std::string_view> kOwnModuleNames[] = {{"e
                                                                              {"shared_head.norm.", "norm."},
                                                                              {"", "layers.0."}};
 
-void rename_leaves(WeightRecipe& recipe, const std::string& layer) {
-  for (WeightRecipe& part : recipe.parts) rename_leaves(part, layer);
-  if (!recipe.tensor.starts_with(layer)) return;
-  const std::string_view rest = std::string_view(recipe.tensor).substr(layer.size());
+std::string name_in_own_module(const std::string& tensor, const std::string& layer) {
+  if (!tensor.starts_with(layer)) return tensor;
+  const std::string_view rest = std::string_view(tensor).substr(layer.size());
   for (const auto& [usual, own] : kOwnModuleNames)
-    if (rest.starts_with(usual)) {
-      recipe.tensor = fmt::format("mtp.{}{}", own, rest.substr(usual.size()));
-      return;
-    }
+    if (rest.starts_with(usual)) return fmt::format("mtp.{}{}", own, rest.substr(usual.size()));
+  return tensor;
+}
+
+template <typename Rename>
+void rename_leaves(WeightRecipe& recipe, Rename&& rename) {
+  for (WeightRecipe& part : recipe.parts) rename_leaves(part, rename);
+  if (recipe.is_name()) recipe.tensor = rename(recipe.tensor);
 }
 
 }  // namespace
 
+std::string MtpModel::name_in_own_layers(const std::string& tensor) const {
+  constexpr std::string_view kLayers = "layers.", kFinalNorm = "shared_head.norm.";
+  const size_t at = tensor.find(kLayers);
+  if (at == std::string::npos) return tensor;
+  const size_t number = at + kLayers.size(), dot = tensor.find('.', number);
+  const int64_t layer = std::atoll(tensor.c_str() + number) - layer_;
+  if (layer < 0 || dot == std::string::npos) return tensor;
+  const std::string_view rest = std::string_view(tensor).substr(dot + 1);
+  if (rest.starts_with(kFinalNorm))
+    return fmt::format("mtp.layers.{}.final_layernorm.{}", info_.layers - 1, rest.substr(kFinalNorm.size()));
+  return fmt::format("mtp.layers.{}.{}", layer, rest);
+}
+
 std::vector<WeightRecipe> MtpModel::recipes(const ParameterInfo& parameter, CheckpointFormat format) const {
   std::vector<WeightRecipe> recipes = longer_.recipes(parameter, format);
-  if (longer_.family().mtp == ModelFamily::Mtp::own_module && format == CheckpointFormat::huggingface)
-    for (WeightRecipe& recipe : recipes) rename_leaves(recipe, fmt::format("model.{}.", scope_));
+  const ModelFamily::Mtp mtp = longer_.family().mtp;
+  if (mtp == ModelFamily::Mtp::further_layer || format != CheckpointFormat::huggingface) return recipes;
+  const std::string layer = fmt::format("model.{}.", scope_);
+  for (WeightRecipe& recipe : recipes)
+    rename_leaves(recipe, [&](const std::string& tensor) {
+      return mtp == ModelFamily::Mtp::own_layers ? name_in_own_layers(tensor) : name_in_own_module(tensor, layer);
+    });
   return recipes;
 }
 

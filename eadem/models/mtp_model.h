@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MtpModel: the module with which a model predicts one more token (multi-token prediction), as a model of one layer. It
-// reads, besides tokens, hidden states of the model that it belongs to. Of position i, with token i + 1:
+// MtpModel: the module with which a model predicts one more token (multi-token prediction), as a model of one layer, or
+// of two where a layer is attention or an MLP. It reads, besides tokens, hidden states of the model that it belongs to.
+// Of position i, with token i + 1:
 //
 //   x = eh_proj [enorm(embedding of token i + 1), hnorm(previous_hidden of position i)]
-//   hidden = shared_head.norm(layer(x));   logits of token i + 2 = head(hidden)
+//   hidden = shared_head.norm(layers(x));   logits of token i + 2 = head(hidden)
 //
 // previous_hidden is the model's hidden state behind its last norm, which its head reads, or, for a token further on,
 // the `hidden` of this module at the position before. The embedding and the head are the model's own. Of several
@@ -12,10 +13,12 @@
 //
 // Parameters are named as in published files of DeepSeek: model.layers.N.{enorm,hnorm,eh_proj,shared_head.norm}.weight
 // and those of a decoder layer, N being the model's number of layers. Directories of ModelFamily::Mtp::own_module have
-// them as mtp.{pre_fc_norm_embedding,pre_fc_norm_hidden,fc,norm}.weight and below mtp.layers.0. A layer of a model with
-// linear attention in some layers has attention here.
+// them as mtp.{pre_fc_norm_embedding,pre_fc_norm_hidden,fc,norm}.weight and below mtp.layers.0, and those of
+// Mtp::own_layers as mtp.layers.0.{enorm,hnorm,eh_proj}.weight, mtp.layers.{L - 1}.final_layernorm.weight and below
+// mtp.layers.0 to L - 1. A layer of a model with linear attention in some layers has attention here.
 // Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2; vLLM, models/deepseek_mtp.py,
-// glm4_moe_mtp.py, qwen3_next_mtp.py and qwen3_5_mtp.py; llama.cpp, src/models/glm4-moe.cpp (facts only).
+// glm4_moe_mtp.py, qwen3_next_mtp.py, qwen3_5_mtp.py and nemotron_h_mtp.py; llama.cpp, src/models/glm4-moe.cpp (facts
+// only).
 #pragma once
 
 #include <string>
@@ -49,9 +52,13 @@ class MtpModel final : public Model {
 
  private:
   int64_t hidden() const { return info_.hidden; }
+  // Whether a parameter of `longer_` is one of the module's layers.
+  bool is_own(const std::string& parameter) const;
+  // The name in directories of ModelFamily::Mtp::own_layers; others stay.
+  std::string name_in_own_layers(const std::string& tensor) const;
 
-  Decoder longer_;  // the model with the module's layer behind its own
-  int layer_;       // the number of that
+  Decoder longer_;  // the model with the module's layers behind its own
+  int layer_;       // the number of the first of them
   std::string scope_;
   ModelInfo info_;
   modules::MtpInput input_;

@@ -82,10 +82,12 @@ bool has_axes_of(const Shape& shape, const Shape& expected) {
   return std::ranges::equal(axes(shape), axes(expected));
 }
 
-// The type of a tensor seen in another shape. Matrices in 8-bit floats that lie one below another are a stack of them
-// where none shares scales with the next, and decoded where one does. Nothing for what has no such shape.
+// The type of a tensor seen in another shape. Rows of blocks stay as they are. Matrices in 8-bit floats that lie one
+// below another are a stack of them where none shares scales with the next, and decoded where one does. Nothing for
+// what has no such shape.
 std::optional<WeightType> reshaped_type(const RecipeType& from, const Shape& shape) {
   if (from.type.encoding == nullptr) return from.type;
+  if (BlockEncoding::of(from.type.encoding) != nullptr && from.shape.back() == shape.back()) return from.type;
   const Encoding* matrix = matrix_encoding(from.type.encoding);
   const Fp8Encoding* fp8 = Fp8Encoding::of(matrix);
   const bool joins = from.shape.rank() == 3 && shape.rank() == 2, parts = from.shape.rank() == 2 && shape.rank() == 3;
@@ -196,7 +198,7 @@ RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& pa
         throw DataCorrupted("{}: '{}' is {}; expected i32 or i64", source, first_name_of(recipe), first.type.name());
       result.type = DType::f32;
       break;
-    case Kind::integers: result.type = DType::i64; break;
+    case Kind::integers: result.type = recipe.dtype; break;
     case Kind::add:
     case Kind::scale:
     case Kind::log_of_negative:
@@ -370,11 +372,14 @@ Tensor whole_numbers_of(const Tensor& part, const WeightRecipe& recipe, const st
   return result;
 }
 
-Tensor integers_of(const Tensor& part) {
+Tensor integers_of(const Tensor& part, DType dtype) {
   const Tensor values = values_in_f32(part.view);
-  Tensor result = Tensor::on_host(DType::i64, part.shape());
+  Tensor result = Tensor::on_host(dtype, part.shape());
   for (int64_t i = 0; i < values.view.num_elements(); ++i)
-    result.view.as<int64_t>()[i] = static_cast<int64_t>(values.view.as<float>()[i]);
+    if (dtype == DType::i64)
+      result.view.as<int64_t>()[i] = static_cast<int64_t>(values.view.as<float>()[i]);
+    else
+      result.view.as<int32_t>()[i] = static_cast<int32_t>(values.view.as<float>()[i]);
   return result;
 }
 
@@ -398,7 +403,11 @@ class Inverter {
         return walk(recipe.parts[0], WeightRecipe::reshape(std::move(value), recipe.shape, recipe.from));
       case Kind::log_of_negative: return walk(recipe.parts[0], WeightRecipe::negative_exp(std::move(value)));
       case Kind::negative_exp: return walk(recipe.parts[0], WeightRecipe::log_of_negative(std::move(value)));
-      case Kind::whole_numbers: return walk(recipe.parts[0], recipe_of(Kind::integers, {std::move(value)}));
+      case Kind::whole_numbers: {
+        WeightRecipe inverse = recipe_of(Kind::integers, {std::move(value)});
+        inverse.dtype = recipe.dtype;
+        return walk(recipe.parts[0], std::move(inverse));
+      }
       case Kind::integers: break;  // only inverses are of this kind
       case Kind::stack:
         for (size_t i = 0; i < recipe.parts.size(); ++i) {
@@ -551,10 +560,12 @@ WeightRecipe WeightRecipe::log_of_negative(WeightRecipe part) {
 
 WeightRecipe WeightRecipe::negative_exp(WeightRecipe part) { return recipe_of(Kind::negative_exp, {std::move(part)}); }
 
-WeightRecipe WeightRecipe::whole_numbers(WeightRecipe part, int64_t end) {
+WeightRecipe WeightRecipe::whole_numbers(WeightRecipe part, int64_t end, DType dtype) {
   EADEM_CHECK(end > 0 && end <= int64_t{1} << 24, "numbers below {} are not exact in f32", end);
+  EADEM_CHECK(dtype == DType::i32 || dtype == DType::i64, "whole numbers in {}", dtype_name(dtype));
   WeightRecipe recipe = recipe_of(Kind::whole_numbers, {std::move(part)});
   recipe.begin = end;
+  recipe.dtype = dtype;
   return recipe;
 }
 
@@ -604,7 +615,7 @@ Tensor evaluate(const WeightRecipe& recipe, const ReadName& read, const std::str
     case Kind::log_of_negative: return each_value(parts[0], [](float x) { return std::log(-x); });
     case Kind::negative_exp: return each_value(parts[0], [](float x) { return -std::exp(x); });
     case Kind::whole_numbers: return whole_numbers_of(parts[0], recipe, source);
-    case Kind::integers: return integers_of(parts[0]);
+    case Kind::integers: return integers_of(parts[0], recipe.dtype);
   }
   return parts[0];
 }

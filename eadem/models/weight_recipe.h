@@ -35,12 +35,12 @@ struct WeightRecipe {
     reorder,     // rows of each head of `begin` rows in `order`; they are in the other one
     add,         // `addend` added to every value, in f32
     scale,       // `factor` times every value, in f32
-    reshape,     // values of the shape `from`, extents of 1 in front aside, as those of the shape `shape`; plain, or
-                 // matrices in 8-bit floats as a stack of them or back
+    reshape,     // values of the shape `from`, extents of 1 in front aside, as those of the shape `shape`; plain,
+                 // whole rows of blocks, or matrices in 8-bit floats as a stack of them or back
     log_of_negative,  // log(-x) of every value, in f32
     negative_exp,     // -exp(x) of every value, in f32: its inverse
     whole_numbers,    // i32 or i64 numbers of [0, begin) in f32; begin is at most 2^24
-    integers,         // whole numbers in f32 as i64: its inverse
+    integers,         // whole numbers in f32 as those of `dtype`: its inverse
   };
   Kind kind = Kind::name;
   std::string tensor;
@@ -51,6 +51,7 @@ struct WeightRecipe {
   HeadOrder order = HeadOrder::halves;
   float addend = 0;
   double factor = 1;
+  DType dtype = DType::i64;
   Shape from, shape;
 
   static WeightRecipe name(std::string tensor);
@@ -68,7 +69,8 @@ struct WeightRecipe {
   static WeightRecipe reshape(WeightRecipe part, const Shape& from, const Shape& shape);
   static WeightRecipe log_of_negative(WeightRecipe part);
   static WeightRecipe negative_exp(WeightRecipe part);
-  static WeightRecipe whole_numbers(WeightRecipe part, int64_t end);
+  // Its inverse makes numbers of `dtype`, i32 or i64.
+  static WeightRecipe whole_numbers(WeightRecipe part, int64_t end, DType dtype = DType::i64);
 
   bool is_name() const { return kind == Kind::name; }
   // The names at the leaves, in order; a name may occur twice.

@@ -84,7 +84,7 @@ void expect_logits_and_tokens(const fs::path& folder, const char* file, EngineOp
                logits_f32 = expected->get("logits");
   const Tensor greedy = expected->get("greedy");
   const models::Checkpoint checkpoint = models::open_checkpoint(folder.string());
-  options.max_logit_rows = 128;
+  options.max_logit_rows = std::max<int64_t>(128, prompt.view.num_elements());
   std::unique_ptr<InferEngine> engine;
   try {
     engine = InferEngine::from_checkpoint(checkpoint, open_device(device_name), options);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GGUF files of Kimi Linear and Mistral 4 against files that the gguf package wrote as llama.cpp's converter lays them
-// out (tests/data/golden/make_latent_gguf.py): the same keys, names, shapes and values. What else such files may hold,
-// and what they cannot.
+// GGUF files of Kimi Linear, Mistral 4 and DeepSeek V4 against files that the gguf package wrote as llama.cpp's
+// converter lays them out (tests/data/golden/make_latent_gguf.py): the same keys, names, shapes and values. What else
+// such files may hold, and what they cannot.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -96,7 +96,7 @@ class LatentGguf : public testing::Test {
   static std::vector<float> logits_of(const Checkpoint& checkpoint, const std::string& name) {
     engine::EngineOptions options;
     options.mode = HardwareMode::accuracy;
-    options.max_logit_rows = options.max_num_batched_tokens = 64;
+    options.max_logit_rows = options.max_num_batched_tokens = 160;
     const auto engine =
         engine::InferEngine::from_checkpoint(checkpoint, open_device("cpu", {.num_threads = 1}), options);
     const Tensor prompt = io::open_weights((kGoldens / name / "expected.safetensors").string())->get("prompt");
@@ -189,7 +189,7 @@ TEST_P(PackageFiles, HaveTheLogitsOfTransformers) {
   const Checkpoint gguf = open_checkpoint(package_file(GetParam()));
   const std::vector<float> logits = logits_of(gguf, GetParam());
   expect_exact(logits, GetParam());
-  if (std::string_view(GetParam()) == "mistral4_usual") {
+  if (std::string_view(GetParam()) != "kimi_linear") {
     EXPECT_EQ(logits, logits_of(golden(GetParam()), GetParam()));
   }
 }
@@ -200,7 +200,8 @@ TEST_P(PackageFiles, StateTheConfigurationOfTheDirectory) {
   config.checkpoint_dtype.reset();  // which a GGUF file does not state, nor the ids of its tokenizer
   config.bos_token_id.clear();
   config.eos_token_id.clear();
-  for (double ModelConfig::*number : {&ModelConfig::rms_norm_eps, &ModelConfig::attn_scale}) {  // f32 there
+  for (double ModelConfig::*number :
+       {&ModelConfig::rms_norm_eps, &ModelConfig::attn_scale, &ModelConfig::stream_eps}) {  // f32 there
     EXPECT_EQ(static_cast<float>(config.*number), static_cast<float>(gguf.*number));
     config.*number = gguf.*number;
   }
@@ -208,7 +209,7 @@ TEST_P(PackageFiles, StateTheConfigurationOfTheDirectory) {
   EXPECT_EQ(gguf, config);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, PackageFiles, testing::Values("kimi_linear", "mistral4_usual"));
+INSTANTIATE_TEST_SUITE_P(Models, PackageFiles, testing::Values("kimi_linear", "mistral4_usual", "deepseek_v4_usual"));
 
 // llama-quantize drops axes of 1 behind the last; older files have kv_b_proj whole, and heads of keys as attention
 // without latents has them.
@@ -344,6 +345,100 @@ TEST_F(LatentGguf, WhatMistral4sFilesCannotStateIsRefused) {
   File deepseek = written(golden("deepseek_v2"));
   deepseek.set("deepseek2.attention.temperature_scale", GgufValue::scalar(0.1F));
   EXPECT_HAS(refusal([&] { config_of(deepseek); }), "metadata 'deepseek2.attention.temperature_scale' is not honoured");
+}
+
+// Ratios may go on, a limit may stand for all layers, and a file may count a layer that it does not have, or has.
+TEST_F(LatentGguf, OtherFormsOfDeepseekV4MeanTheSame) {
+  const Checkpoint plain = golden("deepseek_v4_usual");
+  const File file = written(plain);
+  const std::vector<float> expected = logits_of(plain, "deepseek_v4_usual");
+  File other = file;
+  const std::vector<int32_t> ratios = {0, 4, 128, 0};
+  other.set("deepseek4.attention.compress_ratios", GgufValue::scalars(std::span<const int32_t>(ratios)));
+  other.set("deepseek4.swiglu_clamp_exp", GgufValue::scalar(1.0F));
+  other.erase("deepseek4.swiglu_clamp_shexp");
+  other.set("deepseek4.nextn_predict_layers", 1);
+  other.set("deepseek4.embedding_length_out", 4 * 32);
+  other.set("deepseek4.feed_forward_length", 32);
+  EXPECT_EQ(config_of(other), config_of(file));
+  EXPECT_EQ(logits_of(open_checkpoint(save(other)), "deepseek_v4_usual"), expected);
+
+  // A layer that predicts a further token is not computed.
+  other.set("deepseek4.block_count", 4);
+  for (const auto& [name, tensor] : file.tensors)
+    if (name.starts_with("blk.0.")) other.tensors["blk.3." + name.substr(6)] = tensor;
+  other.tensors["blk.3.nextn.eh_proj.weight"] = file.tensors.at("output.weight");
+  EXPECT_EQ(config_of(other), config_of(file));
+  EXPECT_EQ(logits_of(open_checkpoint(save(other)), "deepseek_v4_usual"), expected);
+  other.tensors.erase("blk.3.nextn.eh_proj.weight");
+  EXPECT_EQ(config_of(other).num_hidden_layers, 4);
+}
+
+TEST_F(LatentGguf, WhatDeepseekV4sFilesCannotStateIsRefused) {
+  const ModelConfig config = *golden("deepseek_v4_usual").model->config();
+  const auto not_written = [&](const std::function<void(ModelConfig&)>& change) {
+    ModelConfig changed = config;
+    change(changed);
+    return refusal([&] { changed.to_gguf(); });
+  };
+  EXPECT_EQ(not_written([](ModelConfig&) {}), "");
+  EXPECT_HAS(not_written([](ModelConfig& c) { c.tie_word_embeddings = true; }),
+             "Unsupported: one matrix for embeddings and logits, which GGUF's deepseek4 architecture cannot state");
+  EXPECT_HAS(not_written([](ModelConfig& c) { c.pooled_stride = 12; }), "rows of 12 tokens, not 128");
+  EXPECT_HAS(not_written([](ModelConfig& c) { c.indexed_stride = 8; }),
+             "rows that an indexer chooses of 8 tokens, not 4");
+  EXPECT_HAS(not_written([](ModelConfig& c) { c.hash_layers = {1}; }), "experts by token in layer 1");
+  EXPECT_HAS(not_written([](ModelConfig& c) { c.rope_scaling.attention_factor = 1.1; }), "parameters of its own");
+  EXPECT_HAS(not_written([](ModelConfig& c) { c.rope_scaling.attention_factor.reset(); }), "parameters of its own");
+  EXPECT_EQ(not_written([](ModelConfig& c) { c.rope_scaling.beta_fast = 16; }), "");
+  ModelConfig streams = config;
+  EXPECT_EQ(config.family().gguf_notice(streams), "");
+  streams.streams = 3;
+  EXPECT_HAS(config.family().gguf_notice(streams), "there are 3 streams");
+}
+
+TEST_F(LatentGguf, WhatDeepseekV4sFilesMustNotStateIsRefused) {
+  const File file = written(golden("deepseek_v4_usual"));
+  const auto number = [&](const char* key, uint32_t value) {
+    return refused(file, [&](File& f) { f.set(std::string("deepseek4.") + key, value); });
+  };
+  EXPECT_HAS(number("expert_gating_func", 2), "'deepseek4.expert_gating_func' is 2; only 4 is honoured");
+  EXPECT_HAS(number("attention.head_count_kv", 2), "'deepseek4.attention.head_count_kv' is 2; only 1 is honoured");
+  EXPECT_HAS(number("attention.value_length", 8), "'deepseek4.attention.value_length' is 8; only 16 is honoured");
+  EXPECT_HAS(number("expert_shared_count", 2), "'deepseek4.expert_shared_count' is 2; only 1 is honoured");
+  EXPECT_HAS(number("embedding_length_out", 32), "'deepseek4.embedding_length_out' is 32; only 128 is honoured");
+  EXPECT_HAS(number("nextn_predict_layers", 4), "'deepseek4.nextn_predict_layers' is u32 4");
+  EXPECT_HAS(number("leading_dense_block_count", 1), "metadata 'deepseek4.leading_dense_block_count' is not honoured");
+  EXPECT_HAS(number("attention.sliding_window", 0), "'deepseek4.attention.sliding_window'");
+  EXPECT_HAS(number("attention.output_group_count", 3), "4 heads in 3 groups of the output");
+  const auto list = [&]<typename T>(const char* key, std::vector<T> values) {
+    return refused(
+        file, [&](File& f) { f.set(std::string("deepseek4.") + key, GgufValue::scalars(std::span<const T>(values))); });
+  };
+  EXPECT_HAS(list("attention.compress_ratios", std::vector<int32_t>{0, 4}),
+             "'deepseek4.attention.compress_ratios' has 2 entries for 3 layers");
+  EXPECT_HAS(list("attention.compress_ratios", std::vector<int32_t>{0, 4, 12}),
+             "has 12 for layer 2; known are 0, 4 and 128");
+  EXPECT_HAS(list("swiglu_clamp_exp", std::vector<float>{1, 2, 1}), "'deepseek4.swiglu_clamp_exp' has 2; only one");
+  EXPECT_HAS(list("swiglu_clamp_shexp", std::vector<float>{2, 2, 2}), "'deepseek4.swiglu_clamp_shexp' has 2; only one");
+  EXPECT_HAS(list("swiglu_clamp_exp", std::vector<float>{0, 0, 0}), "'deepseek4.swiglu_clamp_exp' has 0; only one");
+  EXPECT_HAS(list("swiglu_clamp_exp", std::vector<float>{}), "'deepseek4.swiglu_clamp_exp' is empty");
+  EXPECT_HAS(refused(file, [](File& f) { f.set("deepseek4.expert_weights_norm", GgufValue::boolean(false)); }),
+             "'deepseek4.expert_weights_norm' is false; only true is honoured");
+  EXPECT_HAS(refused(file, [](File& f) { f.set("deepseek4.expert_weights_scale", GgufValue::scalar(-1.0F)); }),
+             "'deepseek4.expert_weights_scale' is -1; expected a number above 0");
+  EXPECT_HAS(refused(file, [](File& f) { f.set("deepseek4.rope.scaling.attn_factor", GgufValue::scalar(0.5F)); }),
+             "'deepseek4.rope.scaling.attn_factor' is 0.5; only 1 is honoured");
+  for (const char* key : {"hash_layer_count", "hyper_connection.count", "attention.compress_ratios", "swiglu_clamp_exp",
+                          "attention.q_lora_rank", "attention.compress_rope_freq_base"})
+    EXPECT_HAS(refused(file, [&](File& f) { f.erase(std::string("deepseek4.") + key); }), key);
+
+  // A number of an expert that there is not.
+  File wrong = file;
+  Tensor& table = wrong.tensors["blk.0.ffn_gate_tid2eid.weight"];
+  table.view.as<int32_t>()[5] = 6;
+  EXPECT_HAS(refusal([&] { logits_of(open_checkpoint(save(wrong)), "deepseek_v4_usual"); }),
+             "number 5 of 'blk.0.ffn_gate_tid2eid.weight' is 6; expected one of [0, 6)");
 }
 
 }  // namespace latent_gguf_test

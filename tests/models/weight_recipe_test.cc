@@ -262,6 +262,10 @@ TEST(WeightRecipe, WholeNumbersStayInTheirRange) {
   const Tensor back = made(tensors[0].second, {{"p", counting(Shape{3})}});
   EXPECT_EQ(back.dtype(), DType::i64);
   EXPECT_EQ(back.view.as<int64_t>()[2], 2);
+  const std::vector<NamedRecipe> narrow = {{"p", WeightRecipe::whole_numbers(WeightRecipe::name("m"), 7, DType::i32)}};
+  const Tensor small = made(invert(narrow)[0].second, {{"p", counting(Shape{3})}});
+  EXPECT_EQ(small.dtype(), DType::i32);
+  EXPECT_EQ(small.view.as<int32_t>()[2], 2);
 }
 
 TEST(WeightRecipe, WhatIsNotUsedOnceHasNoInverse) {

@@ -136,8 +136,10 @@ void add_rope(const ModelConfig& config, const std::string& prefix, io::GgufMeta
       add("rope.scaling.type", GgufValue::string("linear"));
       add("rope.scaling.factor", GgufValue::scalar(static_cast<float>(scaling.factor)));
       break;
-    case RopeScaling::Kind::yarn:
-      if (scaling.beta_fast != usual.beta_fast || scaling.beta_slow != usual.beta_slow || scaling.attention_factor ||
+    case RopeScaling::Kind::yarn: {
+      const bool betas = config.family().yarn_states_betas;
+      const bool own_betas = scaling.beta_fast != usual.beta_fast || scaling.beta_slow != usual.beta_slow;
+      if ((betas ? scaling.attention_factor != 1.0 : own_betas || scaling.attention_factor) ||
           ((scaling.mscale || scaling.mscale_all_dim) && config.kv_lora_rank == 0) ||
           scaling.truncate != config.family().yarn_truncates)
         throw Unsupported(
@@ -146,7 +148,12 @@ void add_rope(const ModelConfig& config, const std::string& prefix, io::GgufMeta
       add("rope.scaling.type", GgufValue::string("yarn"));
       add("rope.scaling.factor", GgufValue::scalar(static_cast<float>(scaling.factor)));
       positions();
+      if (betas) {
+        add("rope.scaling.yarn_beta_fast", GgufValue::scalar(static_cast<float>(scaling.beta_fast)));
+        add("rope.scaling.yarn_beta_slow", GgufValue::scalar(static_cast<float>(scaling.beta_slow)));
+      }
       break;
+    }
     case RopeScaling::Kind::llama3: positions(); break;  // the divisors are a tensor
     case RopeScaling::Kind::longrope:                    // the factors are tensors
       positions();
@@ -176,7 +183,7 @@ ModelConfig ModelConfig::from_gguf(const io::GgufFile& file) {
   result.vocab_size = embedding->shape[0];
   result.hidden_size = file.integer(key("embedding_length"), 1, kMaxExtent);
   const auto ffn = common_integer(file, family, key("feed_forward_length"), kMaxExtent);
-  if (!ffn && !family.gguf_counts_by_layer && family.ffn_per_hidden == 0)
+  if (!ffn && !family.gguf_counts_by_layer && !family.only_experts && family.ffn_per_hidden == 0)
     file.integer(key("feed_forward_length"), 1, kMaxExtent);
   const int64_t absent = std::max<int64_t>(family.ffn_per_hidden, 1) * result.hidden_size;  // no layer has that one
   result.intermediate_size = ffn.value_or(absent);
@@ -235,7 +242,7 @@ io::GgufMetadata ModelConfig::to_gguf() const {
   integer("context_length", max_position_embeddings);
   integer("embedding_length", hidden_size);
   integer("block_count", num_hidden_layers);
-  if (!own.gguf_counts_by_layer) integer("feed_forward_length", intermediate_size);
+  if (!own.gguf_counts_by_layer && !own.only_experts) integer("feed_forward_length", intermediate_size);
   integer("attention.head_count", num_attention_heads);
   if (!own.latent_attention) {
     if (!own.gguf_counts_by_layer) integer("attention.head_count_kv", num_key_value_heads);

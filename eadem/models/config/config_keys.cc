@@ -36,6 +36,8 @@ constexpr std::string_view kGeneration = "is a default of generation, which gene
 constexpr std::string_view kFurtherTokens = "counts layers that predict further tokens, which are not computed";
 constexpr std::string_view kMtp =
     "counts layers that predict further tokens, of which speculation computes the first (mtp) where the files have it";
+constexpr std::string_view kMtpLayers =
+    "names layers that predict further tokens, of which speculation computes attention and experts (mtp)";
 // Those whose loss has no term for the load of experts in transformers. Other types with experts read these keys.
 constexpr std::string_view kUnbalancedTypes =
     "glm4_moe deepseek_v2 deepseek_v3 deepseek_v32 kimi_linear nemotron_h llama4_text mistral4 longcat_flash";
@@ -138,9 +140,9 @@ constexpr InertKey kInertKeys[] = {
     {"rescale_prenorm_residual", "nemotron_h", kAny, Writer::transformers, kTraining},
     {"residual_in_fp32", "nemotron_h", kAny, Writer::transformers, "chooses a precision, which the device does here"},
     {"hidden_dropout", "nemotron_h", kAny, Writer::transformers, kTraining},
-    {"num_nextn_predict_layers", "nemotron_h", kAny, Writer::transformers, kFurtherTokens},
-    {"mtp_layers_block_type", "nemotron_h", kAny, Writer::transformers, kFurtherTokens},
-    {"mtp_hybrid_override_pattern", "nemotron_h", kAny, Writer::transformers, kFurtherTokens},
+    {"num_nextn_predict_layers", "nemotron_h", kAny, Writer::transformers, kMtp},
+    {"mtp_layers_block_type", "nemotron_h", kAny, Writer::transformers, kMtpLayers},
+    {"mtp_hybrid_override_pattern", "nemotron_h", kAny, Writer::transformers, kMtpLayers},
     {"block_dim", "lfm2", kAny, Writer::other, "is hidden_size"},
     {"conv_dim", "lfm2", kAny, Writer::other, "is hidden_size"},
     {"conv_dim_out", "lfm2", kAny, Writer::other, "is hidden_size"},

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import gguf
 import make_goldens as goldens
+import make_latent_gguf
 import numpy as np
 import torch
 import transformers
@@ -113,6 +114,20 @@ FAMILIES = {
                                  "compressed_sparse_attention", "heavily_compressed_attention"],
                     compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 12},
                     mlp_layer_types=["hash_moe", "hash_moe", "moe", "moe", "moe"], compress_rope_theta=500.0,
+                    rope_parameters=dict(rope_type="yarn", factor=4.0, beta_fast=4.0, beta_slow=1.0,
+                                         original_max_position_embeddings=16))),
+    # What a GGUF file can state: rows of 4 and of 128 tokens, of which the prompt fills one, and experts by token in the
+    # first layers. All rows of matrices are whole blocks of 32.
+    "deepseek_v4_usual": dict(
+        type="deepseek_v4", prompt=150, classic=None,
+        config=dict(hidden_size=32, moe_intermediate_size=32, num_hidden_layers=3, num_attention_heads=4, head_dim=16,
+                    num_key_value_heads=1, vocab_size=64, q_lora_rank=32, n_routed_experts=6, num_experts_per_tok=2,
+                    sliding_window=6, o_groups=2, o_lora_rank=16, index_n_heads=16, index_head_dim=12, index_topk=5,
+                    hc_mult=4, hc_sinkhorn_iters=6, swiglu_limit=1.0, rms_norm_eps=1e-6, partial_rotary_factor=0.5,
+                    max_position_embeddings=256,
+                    layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+                    compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
+                    mlp_layer_types=["hash_moe", "moe", "moe"], compress_rope_theta=500.0,
                     rope_parameters=dict(rope_type="yarn", factor=4.0, beta_fast=4.0, beta_slow=1.0,
                                          original_max_position_embeddings=16))),
     # Yarn with a blend, and queries that grow every five positions; a first layer without experts, groups worth their
@@ -235,8 +250,12 @@ def matrices(names, fused):
             yield name
 
 
-def gguf_names(config, model):
-    if config.model_type not in ARCHITECTURES:  # no GGUF files are read or written
+def gguf_names(config, model, saved):
+    """The names of a GGUF file of the model, whose tensors in the directory are `saved`; none where there are no such
+    files."""
+    if config.model_type == "deepseek_v4":
+        return sorted({make_latent_gguf.deepseek4_name(name) for name in saved})
+    if config.model_type not in ARCHITECTURES:
         return []
     archs = {gguf.MODEL_ARCH_NAMES[arch]: arch for arch in gguf.MODEL_ARCH}
     table = gguf.get_tensor_name_map(archs[ARCHITECTURES[config.model_type]], config.num_hidden_layers)
@@ -273,15 +292,14 @@ def write_one_step(out, name, config, weights):
             loss = goldens.mean_cross_entropy(model(input_ids=ids[:, :-1], use_cache=False).logits, ids[:, 1:])
             loss.backward()
         with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-            for parameter in model.parameters():
-                if parameter.grad is not None:  # as those of corrections and indexers are
-                    parameter.copy_(parameter.grad)
+            for parameter in model.parameters():  # that have a part in the loss, as indexers have none
+                parameter.zero_() if parameter.grad is None else parameter.copy_(parameter.grad)
             model.save_pretrained(folder)
             saved = load_file(Path(folder) / "model.safetensors")
         result[key] = {"loss": loss.item(), "gradients": {
             name: float(np.linalg.norm(value.astype(np.float64))) for name, value in saved.items()
             if is_trained(config, name)}}
-    result["gguf_names"] = gguf_names(config, model)
+    result["gguf_names"] = gguf_names(config, model, saved)
     save_file({"tokens": tokens}, out / name / "step.safetensors")
     goldens.write_json(out / name / "step.json", result)
 

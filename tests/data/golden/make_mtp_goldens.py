@@ -10,8 +10,9 @@ transformers leaves these tensors out. The module is built of its parts here, as
     h   = shared_head.norm(decoder layer(x))        logits of token i + 2 = lm_head(h_i)
 
 The decoder layer is the last one of a transformers model that has a layer more, whose own code runs it: masks, rotation,
-experts and all. Of models with linear attention that layer has attention. Each folder is a checkpoint as published, with
-the module's tensors below "model.layers.N." of N layers, or, of Qwen, below "mtp.".
+experts and all. Of models with linear attention that layer has attention, and of Nemotron-H there are two, attention and
+experts. Each folder is a checkpoint as published, with the module's tensors below "model.layers.N." of N layers, or, of
+Qwen and Nemotron-H, below "mtp.".
 
 mtp.safetensors:  prompt i32 [T];  hidden f32 [T, hidden]: the model's own;  mtp_logits, mtp_hidden f32 [T - 1, ...] and
 mtp_logits_f64: of the pairs 0 ... T - 2;  drafts i32 [4]: tokens that the module proposes behind the prompt, one after the other,
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import make_expert_goldens as experts
 import make_goldens as goldens
+import make_hybrid_goldens as hybrid
 import make_linear_goldens as linear
 import numpy as np
 import torch
@@ -42,7 +44,9 @@ ROWS = {
     "qwen3_next_mtp": (linear.MODELS["qwen3_next_all"], dict()),
     "qwen3_5_mtp": (linear.MODELS["qwen3_5"], dict()),
     "qwen3_5_moe_mtp": (linear.MODELS["qwen3_5_moe"], dict()),
+    "nemotron_h_mtp": (hybrid.HYBRIDS["nemotron_h_moe"], dict()),
 }
+NEMOTRON_LAYERS = ["full_attention", "moe"]  # of its module
 OWN_MODULE = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "shared_head.norm": "norm"}
 
 
@@ -63,30 +67,45 @@ def own_module_name(tensor, layer):
     return f"mtp.{own}.weight" if own else f"mtp.layers.0.{part}"
 
 
+def nemotron_name(tensor, layer):
+    """The same of Nemotron-H, whose module is of layers `layer` and on: the first has what makes its input, and the last
+    the norm of its output."""
+    last = len(NEMOTRON_LAYERS) - 1
+    if tensor == f"model.layers.{layer}.shared_head.norm.weight":
+        return f"mtp.layers.{last}.final_layernorm.weight"
+    parts = tensor.split(".")
+    own = parts[1] == "layers" and int(parts[2]) >= layer
+    return ".".join(["mtp.layers", str(int(parts[2]) - layer), *parts[3:]]) if own else tensor
+
+
 def parts(config, weights, extra, dtype):
-    """The model without its last layer, and a function of embeddings of pairs that is the module."""
+    """The model without its last layers, and a function of embeddings of pairs that is the module."""
     whole = goldens.build(config, weights, dtype)
-    layer = config.num_hidden_layers - 1
-    last = whole.model.layers[layer]
+    nemotron = config.model_type == "nemotron_h"
+    layer = config.num_hidden_layers - (len(NEMOTRON_LAYERS) if nemotron else 1)
+    last = whole.model.layers[layer:]
     whole.model.layers = whole.model.layers[:layer]
     module = goldens.build(config, weights, dtype)
-    module.model.layers = torch.nn.ModuleList([last])
-    if len(set(getattr(config, "layer_types", None) or [])) > 1:  # by which the model chooses the mask of its only layer
+    module.model.layers = last
+    last_norm = "norm_f" if nemotron else "norm"
+    # By which the model chooses the mask of its only layer; blocks of Nemotron-H know what they are.
+    if len(set(getattr(config, "layer_types", None) or [])) > 1 and not nemotron:
         module.model.config = copy.copy(module.model.config)  # a deep copy forgets how attention is computed
         module.model.config.layer_types = [config.layer_types[-1]]
     own = {key.removeprefix(f"model.layers.{layer}."): value.to(dtype) for key, value in extra.items()}
 
     def norm(key):
-        made = type(module.model.norm)(config.hidden_size, eps=config.rms_norm_eps).to(dtype)
+        eps = config.layer_norm_epsilon if nemotron else config.rms_norm_eps
+        made = type(getattr(module.model, last_norm))(config.hidden_size, eps=eps).to(dtype)
         made.weight.copy_(own[key])
         return made
 
     enorm, hnorm = norm("enorm.weight"), norm("hnorm.weight")
-    module.model.norm = norm("shared_head.norm.weight")
+    setattr(module.model, last_norm, norm("shared_head.norm.weight"))
 
     def run(tokens, hidden):
         """Hidden states and logits of pairs (token i + 1, hidden state i)."""
-        embeddings = whole.model.embed_tokens(torch.from_numpy(np.asarray(tokens, np.int64)))
+        embeddings = whole.get_input_embeddings()(torch.from_numpy(np.asarray(tokens, np.int64)))
         x = torch.cat([enorm(embeddings), hnorm(hidden)], dim=-1) @ own["eh_proj.weight"].T
         h = module.model(inputs_embeds=x[None], use_cache=False).last_hidden_state[0]
         return h, module.lm_head(h)
@@ -125,11 +144,19 @@ def write(out, name):
     known = AutoConfig.for_model(row["type"])
     common = goldens.COMMON | (goldens.SMALL if row not in goldens.MODELS.values() else {})
     common = {key: value for key, value in common.items() if hasattr(known, key)}
-    layers = row["config"].get("num_hidden_layers", common["num_hidden_layers"])
+    nemotron = row["type"] == "nemotron_h"
+    if nemotron:
+        kinds = row["config"]["layers_block_type"]
+        layers = len(kinds)
+        common = hybrid.COMMON
+        changes = changes | {"layers_block_type": [*kinds, *NEMOTRON_LAYERS]}
+    else:
+        layers = row["config"].get("num_hidden_layers", common["num_hidden_layers"])
+        changes = changes | {"num_hidden_layers": layers + 1}
     own_module = row in linear.MODELS.values()
     if own_module:
         changes = changes | {"layer_types": [*row["config"]["layer_types"], "full_attention"]}
-    config = AutoConfig.for_model(row["type"], **(common | row["config"] | changes | {"num_hidden_layers": layers + 1}))
+    config = AutoConfig.for_model(row["type"], **(common | row["config"] | changes))
     with torch.no_grad():
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
         buffers = [(k, b) for k, b in model.named_buffers() if k.endswith("e_score_correction_bias")]
@@ -161,13 +188,18 @@ def write(out, name):
     tensors = load_file(folder / "model.safetensors") | {key: value.numpy() for key, value in extra.items()}
     if own_module:
         tensors = {own_module_name(key, layers): value for key, value in tensors.items()}
+    elif nemotron:
+        tensors = {nemotron_name(key, layers): value for key, value in tensors.items()}
     else:
         tensors[f"model.layers.{layers}.shared_head.head.weight"] = tensors["lm_head.weight"]
         tensors[f"model.layers.{layers}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     stated = json.loads((folder / "config.json").read_text())
     stated.pop("num_mtp_layers", None)
-    stated |= {"num_hidden_layers": layers}
+    if nemotron:
+        stated["layers_block_type"] = kinds
+    else:
+        stated |= {"num_hidden_layers": layers}
     if not own_module:
         stated["num_nextn_predict_layers"] = 1
     elif row["type"] != "qwen3_next":
@@ -186,8 +218,10 @@ def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     transformers.utils.logging.disable_progress_bar()
-    goldens.random_parameter = linear.random_parameter
-    goldens.FAMILIES.update(linear.MODELS)  # whose code is to compute in float64, too
+    goldens.random_parameter = lambda name, *args: (hybrid if name.startswith("nemotron") else linear).random_parameter(
+        name, *args)
+    goldens.FAMILIES |= linear.MODELS | hybrid.HYBRIDS  # whose code is to compute in float64, too
+    goldens.NO_ROTATION |= {"nemotron_h"}
     for name in ROWS:
         if args.only is None or name in args.only:
             write(args.out, name)

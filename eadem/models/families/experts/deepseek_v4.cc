@@ -4,9 +4,11 @@
 // own values, over a window and over pooled rows of all tokens, which in every other layer an indexer chooses; experts
 // in all layers, in the first ones by the number of the token, and one that computes every token, all with a limited
 // SwiGLU. The layers that predict further tokens are not computed. Source: transformers, models/deepseek_v4 and
-// conversion_mapping.py (facts only).
+// conversion_mapping.py; llama.cpp, conversion/deepseek.py, gguf-py/gguf/constants.py and src/models/deepseek4.cpp
+// (facts only).
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "eadem/models/decoders/moe_decoder.h"
 #include "eadem/models/family.h"
@@ -16,15 +18,16 @@ namespace eadem::models {
 namespace {
 
 constexpr ModelType kDeepseekV4Types[] = {{.name = "deepseek_v4",
-                                           .gguf_architecture = "",
+                                           .gguf_architecture = "deepseek4",
                                            .python_class = "DeepseekV4ForCausalLM",
                                            .max_position_embeddings = 1048576,
                                            .num_key_value_heads = 1,
                                            .head_dim = 512}};
 
 constexpr OwnName kDeepseekV4Keys[] = {{"intermediate_size", "moe_intermediate_size"}};
-constexpr ConfigKey kDeepseekV4Numbers[] = {{"swiglu_limit", "", &ModelConfig::swiglu_limit, 10, 1e-6, 1e6},
-                                            {"hc_eps", "", &ModelConfig::stream_eps, 1e-6, 0, 1}};
+constexpr ConfigKey kDeepseekV4Numbers[] = {
+    {"swiglu_limit", "", &ModelConfig::swiglu_limit, 10, 1e-6, 1e6},
+    {"hc_eps", "hyper_connection.epsilon", &ModelConfig::stream_eps, 1e-6, 0, 1}};
 
 // Names of transformers' files. The published ones differ in few (published_name).
 constexpr OwnName kDeepseekV4Tensors[] = {{"lm_head.weight", "head.weight"},
@@ -59,6 +62,31 @@ constexpr OwnName kDeepseekV4Tensors[] = {{"lm_head.weight", "head.weight"},
                                           {"mlp.shared_experts.down_proj.", "ffn.shared_experts.w2."},
                                           {"mlp.shared_experts.up_proj.", "ffn.shared_experts.w3."}};
 
+constexpr GgufName kDeepseekV4GgufNames[] = {
+    {"attn_hc.fn", "hc_attn_fn.weight"},
+    {"attn_hc.base", "hc_attn_base.weight"},
+    {"attn_hc.scale", "hc_attn_scale.weight"},
+    {"ffn_hc.fn", "hc_ffn_fn.weight"},
+    {"ffn_hc.base", "hc_ffn_base.weight"},
+    {"ffn_hc.scale", "hc_ffn_scale.weight"},
+    {"self_attn.q_a_norm.", "attn_q_a_norm."},
+    {"self_attn.kv_proj.", "attn_kv."},
+    {"self_attn.kv_norm.", "attn_kv_a_norm."},
+    {"self_attn.o_a_proj.", "attn_output_a."},
+    {"self_attn.o_b_proj.", "attn_output_b."},
+    {"self_attn.sinks", "attn_sinks.weight"},
+    {"self_attn.compressor.indexer.q_b_proj.", "indexer.attn_q_b."},
+    {"self_attn.compressor.indexer.weights_proj.", "indexer.proj."},
+    {"self_attn.compressor.indexer.kv_proj.", "indexer_compressor_kv."},
+    {"self_attn.compressor.indexer.gate_proj.", "indexer_compressor_gate."},
+    {"self_attn.compressor.indexer.position_bias", "indexer_compressor_ape.weight"},
+    {"self_attn.compressor.indexer.kv_norm.", "indexer_compressor_norm."},
+    {"self_attn.compressor.kv_proj.", "attn_compressor_kv."},
+    {"self_attn.compressor.gate_proj.", "attn_compressor_gate."},
+    {"self_attn.compressor.position_bias", "attn_compressor_ape.weight"},
+    {"self_attn.compressor.kv_norm.", "attn_compressor_norm."},
+    {"mlp.gate.tid2eid", "ffn_gate_tid2eid.weight"}};
+
 // The published name of a tensor of transformers' files.
 std::string published_name(std::string name) {
   constexpr std::string_view kModel = "model.", kNorm = ".attn.norm.", kHead = "hc_head.hc_";
@@ -74,6 +102,12 @@ constexpr const char *kWindowOnly = "sliding_attention", *kIndexed = "compressed
 
 // A letter for each layer, of layer_types or, before, of compress_ratios, which may go on with layers that predict
 // further tokens. Neither: two layers with all rows, and then these and chosen ones in turn.
+constexpr int64_t kIndexedStride = 4, kPooledStride = 128;  // of published models, and of all GGUF files
+
+char kind_of_ratio(int64_t ratio) { return ratio == 0 ? 'W' : ratio == kIndexedStride ? 'I' : 'H'; }
+
+bool is_known_ratio(int64_t ratio) { return ratio == 0 || ratio == kIndexedStride || ratio == kPooledStride; }
+
 void read_attention_kinds(const io::JsonReader& config, ModelConfig& result) {
   const auto layers = static_cast<size_t>(result.num_hidden_layers);
   if (config.has("layer_types")) {
@@ -95,9 +129,8 @@ void read_attention_kinds(const io::JsonReader& config, ModelConfig& result) {
     if (ratios.size() < layers)
       config.fail("compress_ratios", fmt::format("{} entries, one per layer", result.num_hidden_layers));
     for (size_t layer = 0; layer < layers; ++layer) {
-      if (ratios[layer] != 0 && ratios[layer] != 4 && ratios[layer] != 128)
-        config.fail("compress_ratios", "only 0, 4 and 128");
-      result.layer_pattern += ratios[layer] == 0 ? 'W' : ratios[layer] == 4 ? 'I' : 'H';
+      if (!is_known_ratio(ratios[layer])) config.fail("compress_ratios", "only 0, 4 and 128");
+      result.layer_pattern += kind_of_ratio(ratios[layer]);
     }
     return;
   }
@@ -106,8 +139,8 @@ void read_attention_kinds(const io::JsonReader& config, ModelConfig& result) {
 }
 
 void read_strides(const io::JsonReader& config, ModelConfig& result) {
-  result.indexed_stride = 4;
-  result.pooled_stride = 128;
+  result.indexed_stride = kIndexedStride;
+  result.pooled_stride = kPooledStride;
   const auto read = [](const io::JsonReader& object, const char* key, int64_t& stride) {
     stride = object.optional_integer(key, 1, kMaxExtent).value_or(stride);
   };
@@ -259,6 +292,178 @@ void write_deepseek_v4_json(const ModelConfig& config, io::JsonValue& json) {
   json.set("routed_scaling_factor", config.routed_scaling_factor).set("mlp_layer_types", std::move(mlps));
 }
 
+constexpr std::string_view kDeepseekV4GgufKeys =
+    "attention.q_lora_rank attention.output_group_count attention.output_lora_rank attention.compress_ratios "
+    "attention.compress_rope_freq_base attention.indexer.head_count attention.indexer.key_length "
+    "attention.indexer.top_k expert_count expert_used_count expert_feed_forward_length expert_shared_count "
+    "expert_weights_scale expert_weights_norm expert_gating_func swiglu_clamp_exp swiglu_clamp_shexp hash_layer_count "
+    "hyper_connection.count hyper_connection.sinkhorn_iterations nextn_predict_layers embedding_length_out";
+constexpr int64_t kSqrtSoftplus = 4;  // of expert_gating_func
+
+// Layers behind the last one predict further tokens. Files from before August 2026 may count them and have none.
+void leave_further_layers_out(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
+  const int64_t further =
+      file.optional_integer(prefix + "nextn_predict_layers", 0, result.num_hidden_layers).value_or(0);
+  const int64_t main = result.num_hidden_layers - further;
+  if (further == 0 || main == 0 || file.find(fmt::format("blk.{}.nextn.eh_proj.weight", main)) == nullptr) return;
+  result.num_hidden_layers = main;
+  result.layer_windows.resize(static_cast<size_t>(main));
+}
+
+// The one limit of all layers, of experts and of the one that computes every token.
+double swiglu_limit_of(const io::GgufFile& file, const std::string& prefix) {
+  std::optional<double> limit;
+  for (const std::string& key : {prefix + "swiglu_clamp_exp", prefix + "swiglu_clamp_shexp"}) {
+    const io::GgufValue* value = file.find_metadata(key);
+    if (value == nullptr && limit) continue;  // as experts have
+    std::vector<double> stated;
+    if (value != nullptr && value->type == io::GgufType::array)
+      for (const float number : file.numbers(key)) stated.push_back(number);
+    else
+      stated.push_back(file.number(key));
+    if (stated.empty()) throw DataCorrupted("{}: '{}' is empty; expected a limit for each layer", file.path(), key);
+    for (const double number : stated) {
+      if (!limit) limit = number;
+      if (!(number > 0) || !std::isfinite(number) || number != *limit)
+        throw Unsupported("{}: '{}' has {}; only one limit above 0, of all layers and experts, is honoured: here {}",
+                          file.path(), key, number, *limit);
+    }
+  }
+  return *limit;
+}
+
+void require_gguf(const io::GgufFile& file, const std::string& key, int64_t value, int64_t honoured) {
+  if (value != honoured) throw Unsupported("{}: '{}' is {}; only {} is honoured", file.path(), key, value, honoured);
+}
+
+void read_v4_gguf_experts(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
+  result.num_experts = file.integer(prefix + "expert_count", 1, kMaxExperts);
+  result.num_experts_per_tok = file.integer(prefix + "expert_used_count", 1, kMaxExperts);
+  result.moe_intermediate_size = file.integer(prefix + "expert_feed_forward_length", 1, kMaxExtent);
+  result.intermediate_size = result.shared_expert_intermediate_size = result.moe_intermediate_size;
+  const std::string shared = prefix + "expert_shared_count", norm = prefix + "expert_weights_norm",
+                    scale = prefix + "expert_weights_scale";
+  require_gguf(file, shared, file.integer(shared, 0, kMaxExperts), 1);
+  require_gating(file, prefix, kSqrtSoftplus);
+  if (!file.boolean(norm)) throw Unsupported("{}: '{}' is false; only true is honoured", file.path(), norm);
+  result.norm_topk_prob = true;
+  result.routed_scaling_factor = file.number(scale);
+  if (!(result.routed_scaling_factor > 0) || !std::isfinite(result.routed_scaling_factor))
+    throw DataCorrupted("{}: '{}' is {}; expected a number above 0", file.path(), scale, result.routed_scaling_factor);
+  result.swiglu_limit = swiglu_limit_of(file, prefix);
+  const int64_t hashed = file.integer(prefix + "hash_layer_count", 0, kMaxLayers);
+  for (int64_t layer = 0; layer < std::min(hashed, result.num_hidden_layers); ++layer)
+    result.hash_layers.push_back(layer);
+}
+
+// The scaling of the rotation is that of layers with rows, and has no factor. Ratios go on with those of layers that
+// predict further tokens, whether the file has these or not.
+void read_deepseek_v4_gguf(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
+  const auto integer = [&](const char* key, int64_t max = kMaxExtent) { return file.integer(prefix + key, 1, max); };
+  leave_further_layers_out(file, prefix, result);
+  require_gguf(file, prefix + "attention.head_count_kv", result.num_key_value_heads, 1);
+  require_gguf(file, prefix + "attention.value_length",
+               file.optional_integer(prefix + "attention.value_length", 1, kMaxExtent).value_or(result.head_dim),
+               result.head_dim);
+  result.rope_style = kernels::RopeStyle::interleaved;
+  if (modules::RopeScaling& scaling = result.rope_scaling; scaling.kind == modules::RopeScaling::Kind::yarn) {
+    if (scaling.attention_factor.value_or(1) != 1)
+      throw Unsupported("{}: '{}rope.scaling.attn_factor' is {}; only 1 is honoured", file.path(), prefix,
+                        *scaling.attention_factor);
+    scaling.attention_factor = 1;
+  }
+  if (!result.rope_divisors.empty())
+    throw Unsupported("{}: 'rope_freqs.weight' divides frequencies, which models of type {} do not", file.path(),
+                      result.model_type);
+  result.pooled_rope_theta = file.number(prefix + "attention.compress_rope_freq_base");
+  result.q_lora_rank = integer("attention.q_lora_rank");
+  result.output_groups = integer("attention.output_group_count");
+  result.output_rank = integer("attention.output_lora_rank");
+  result.index_n_heads = integer("attention.indexer.head_count");
+  result.index_head_dim = integer("attention.indexer.key_length");
+  result.index_topk = integer("attention.indexer.top_k");
+  result.streams = integer("hyper_connection.count");
+  result.stream_iterations = integer("hyper_connection.sinkhorn_iterations");
+  const std::string streams = prefix + "embedding_length_out";
+  if (const auto width = file.optional_integer(streams, 1, kMaxExtent))
+    require_gguf(file, streams, *width, result.streams * result.hidden_size);
+  std::fill(result.layer_windows.begin(), result.layer_windows.end(), integer("attention.sliding_window"));
+  result.indexed_stride = kIndexedStride;
+  result.pooled_stride = kPooledStride;
+  const std::string key = prefix + "attention.compress_ratios";
+  const std::vector<int64_t> ratios = file.integers(key, 0, kMaxExtent);
+  if (std::ssize(ratios) < result.num_hidden_layers)
+    throw DataCorrupted("{}: '{}' has {} entries for {} layers", file.path(), key, ratios.size(),
+                        result.num_hidden_layers);
+  for (int64_t layer = 0; layer < result.num_hidden_layers; ++layer) {
+    const int64_t ratio = ratios[static_cast<size_t>(layer)];
+    if (!is_known_ratio(ratio))
+      throw Unsupported("{}: '{}' has {} for layer {}; known are 0, {} and {}", file.path(), key, ratio, layer,
+                        kIndexedStride, kPooledStride);
+    result.layer_pattern += kind_of_ratio(ratio);
+  }
+  read_v4_gguf_experts(file, prefix, result);
+}
+
+void refuse_what_deepseek4_cannot_state(const ModelConfig& config) {
+  const auto refuse = [](bool condition, const std::string& what) {
+    if (condition) throw Unsupported("{}, which GGUF's deepseek4 architecture cannot state", what);
+  };
+  refuse(config.tie_word_embeddings, "one matrix for embeddings and logits");
+  for (const auto& [kind, stride, stated] :
+       {std::tuple{'I', config.indexed_stride, kIndexedStride}, {'H', config.pooled_stride, kPooledStride}})
+    refuse(
+        config.layer_pattern.find(kind) != std::string::npos && stride != stated,
+        fmt::format("{} of {} tokens, not {}", kind == 'I' ? "rows that an indexer chooses" : "rows", stride, stated));
+  for (size_t i = 0; i < config.hash_layers.size(); ++i)
+    refuse(config.hash_layers[i] != static_cast<int64_t>(i),
+           fmt::format("experts by token in layer {} and not in all layers before it", config.hash_layers[i]));
+}
+
+void write_deepseek_v4_gguf(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
+  refuse_what_deepseek4_cannot_state(config);
+  const auto set = [&](const char* key, io::GgufValue value) { metadata.emplace_back(prefix + key, std::move(value)); };
+  const auto add = [&](const char* key, int64_t value) {
+    set(key, io::GgufValue::scalar(static_cast<uint32_t>(value)));
+  };
+  const auto number = [&](const char* key, double value) {
+    set(key, io::GgufValue::scalar(static_cast<float>(value)));
+  };
+  add("attention.head_count_kv", 1);
+  add("attention.key_length", config.head_dim);
+  add("attention.value_length", config.head_dim);
+  add("attention.q_lora_rank", config.q_lora_rank);
+  add("attention.output_group_count", config.output_groups);
+  add("attention.output_lora_rank", config.output_rank);
+  add("attention.indexer.head_count", config.index_n_heads);
+  add("attention.indexer.key_length", config.index_head_dim);
+  add("attention.indexer.top_k", config.index_topk);
+  std::vector<int32_t> ratios;
+  for (const char kind : config.layer_pattern)
+    ratios.push_back(static_cast<int32_t>(kind == 'W' ? 0 : kind == 'I' ? kIndexedStride : kPooledStride));
+  set("attention.compress_ratios", io::GgufValue::scalars(std::span<const int32_t>(ratios)));
+  number("attention.compress_rope_freq_base", config.pooled_rope_theta);
+  add("hyper_connection.count", config.streams);
+  add("hyper_connection.sinkhorn_iterations", config.stream_iterations);
+  write_experts(config, prefix, metadata);
+  add("expert_shared_count", 1);
+  add("expert_gating_func", kSqrtSoftplus);
+  number("expert_weights_scale", config.routed_scaling_factor);
+  set("expert_weights_norm", io::GgufValue::boolean(true));
+  add("hash_layer_count", static_cast<int64_t>(config.hash_layers.size()));
+  const std::vector<float> limits(static_cast<size_t>(config.num_hidden_layers),
+                                  static_cast<float>(config.swiglu_limit));
+  for (const char* key : {"swiglu_clamp_exp", "swiglu_clamp_shexp"})
+    set(key, io::GgufValue::scalars(std::span<const float>(limits)));
+}
+
+std::string deepseek_v4_gguf_notice(const ModelConfig& config) {
+  constexpr int64_t kStreams = 4;
+  if (config.streams == kStreams) return "";
+  return fmt::format("there are {} streams of hidden states; llama.cpp computes only models with {}", config.streams,
+                     kStreams);
+}
+
 modules::PooledAttention::Config v4_attention_of(const ModelConfig& config, char kind) {
   modules::PooledAttention::Config attention{
       .hidden = config.hidden_size,
@@ -318,10 +523,26 @@ DecoderSpec deepseek_v4_decoder(const ModelConfig& config) {
   return spec;
 }
 
-// transformers' names, and the published ones. Matrices of experts are single; those of groups of the output are one.
+// What a parameter is of a tensor that has all of it: matrices of groups of the output are one, and numbers of experts
+// integers.
+WeightRecipe v4_parameter_of(WeightRecipe tensor, const ModelConfig& config, const ParameterInfo& parameter,
+                             DType integers) {
+  const LayerName layer = layer_name(parameter.name);
+  const Shape& shape = parameter.shape;
+  if (layer.rest.starts_with("self_attn.o_a_proj."))
+    return WeightRecipe::reshape(std::move(tensor), Shape{shape[0] * shape[1], shape[2]}, shape);
+  if (layer.rest == "mlp.gate.tid2eid")
+    return WeightRecipe::whole_numbers(std::move(tensor), config.num_experts, integers);
+  return tensor;
+}
+
+// transformers' names, and the published ones, with single matrices of experts; those of GGUF files are stacks.
 std::vector<WeightRecipe> deepseek_v4_recipes(const ModelConfig& config, const ParameterInfo& parameter,
-                                              CheckpointFormat /*format*/) {
+                                              CheckpointFormat format) {
   constexpr std::string_view kExperts = "mlp.experts.";
+  if (format == CheckpointFormat::gguf)
+    return {v4_parameter_of(WeightRecipe::name(gguf_name(parameter.name, &config.family())), config, parameter,
+                            DType::i32)};
   const LayerName layer = layer_name(parameter.name);
   std::vector<WeightRecipe> recipes;
   for (const bool published : {false, true}) {
@@ -337,12 +558,8 @@ std::vector<WeightRecipe> deepseek_v4_recipes(const ModelConfig& config, const P
       recipes.push_back(WeightRecipe::stack(std::move(experts)));
       continue;
     }
-    WeightRecipe own = tensor(huggingface_name(parameter.name, config.family()));
-    const Shape& shape = parameter.shape;
-    if (layer.rest.starts_with("self_attn.o_a_proj."))
-      own = WeightRecipe::reshape(std::move(own), Shape{shape[0] * shape[1], shape[2]}, shape);
-    if (layer.rest == "mlp.gate.tid2eid") own = WeightRecipe::whole_numbers(std::move(own), config.num_experts);
-    recipes.push_back(std::move(own));
+    recipes.push_back(
+        v4_parameter_of(tensor(huggingface_name(parameter.name, config.family())), config, parameter, DType::i64));
   }
   return recipes;
 }
@@ -360,13 +577,21 @@ const ModelFamily& deepseek_v4_family() {
                                       .latent_attention = true,
                                       .rotated_share = 64.0 / 512,
                                       .json_names = kDeepseekV4Keys,
+                                      .yarn_states_betas = true,
+                                      .only_experts = true,
+                                      .gguf_keys = kDeepseekV4GgufKeys,
                                       .router_aux_loss_coef = 0.001,
                                       .read_json = read_deepseek_v4_json,
+                                      .read_gguf = read_deepseek_v4_gguf,
                                       .write_json = write_deepseek_v4_json,
+                                      .write_gguf = write_deepseek_v4_gguf,
+                                      .gguf_notice = deepseek_v4_gguf_notice,
                                       .decoder = deepseek_v4_decoder,
+                                      .gguf_names = kDeepseekV4GgufNames,
                                       .tensor_names = kDeepseekV4Tensors,
                                       .recipes = deepseek_v4_recipes,
-                                      .may_ignore = may_ignore_v4};
+                                      .may_ignore = may_ignore_v4,
+                                      .further_layers = true};
   return kFamily;
 }
 

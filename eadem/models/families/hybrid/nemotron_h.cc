@@ -2,7 +2,7 @@
 //
 // Nemotron-H: each layer is one of Mamba-2, attention that rotates nothing, an MLP of squared ReLUs, or experts of such
 // MLPs, which may read a narrower projection. Time steps have a least length, in every step here; transformers forgets
-// it in decode steps. The layers that predict further tokens are not computed.
+// it in decode steps. The layers that predict a further token, attention and experts, are MtpModel's.
 // Source: transformers, models/nemotron_h; llama.cpp, conversion/nemotron.py and src/models/nemotron-h.cpp (facts
 // only).
 #include <numeric>
@@ -232,6 +232,19 @@ DecoderSpec nemotron_decoder(const ModelConfig& config) {
   return spec;
 }
 
+// The only layers that published models have there.
+void add_nemotron_mtp_layers(ModelConfig& config) {
+  constexpr std::string_view kLayers = "*E";
+  if (config.num_experts == 0)
+    throw Unsupported(
+        "{} has no head for multi-token prediction (MTP) that is computed here beside layers without experts",
+        config.model_type);
+  config.layer_pattern += kLayers;
+  config.num_hidden_layers += std::ssize(kLayers);
+  config.layer_windows.resize(static_cast<size_t>(config.num_hidden_layers), 0);
+  set_nope(config);
+}
+
 std::vector<WeightRecipe> nemotron_recipes(const ModelConfig& config, const ParameterInfo& parameter,
                                            CheckpointFormat format) {
   constexpr std::string_view kExperts = "mlp.experts.";
@@ -273,7 +286,9 @@ const ModelFamily& nemotron_h_family() {
                                       .tensor_names = kNemotronNames,
                                       .ignored_module = "mtp.",
                                       .recipes = nemotron_recipes,
-                                      .further_layers = true};
+                                      .further_layers = true,
+                                      .mtp = ModelFamily::Mtp::own_layers,
+                                      .add_mtp_layers = add_nemotron_mtp_layers};
   return kFamily;
 }
 
