@@ -12,6 +12,7 @@
 #include "eadem/kernels/backend.h"
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/cuda/kernels.h"
+#include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/fusions.h"
 #include "eadem/kernels/linear.h"
 #include "tests/kernels/cuda_operands.h"
@@ -129,15 +130,14 @@ TEST(CudaLinear, TheGatedActivationHasTheBitsOfItsParts) {
 }
 
 // q, k and v of one x, in one launch and one by one. Few rows go through the kernel of this project alone.
-TEST(CudaLinear, QkvHasTheBitsOfThreeLinears) {
-  EADEM_SKIP_WITHOUT_HOPPER();
+void expect_qkv_has_the_bits_of_three_linears(std::initializer_list<int64_t> some_rows) {
   const std::shared_ptr<Device> device = open_device("cuda");
   const Mesh alone;
   Context context{*device, alone};
   constexpr int64_t kIn = 192;
   for (const auto& widths : {std::array<int64_t, 3>{256, 64, 64}, {129, 17, 40}})
     for (const bool bias : {false, true})
-      for (const int64_t rows : {1, 7, 16, 30, 64}) {
+      for (const int64_t rows : some_rows) {
         const Tensor x = random_on(device, DType::bf16, {rows, kIn}, 1);
         std::vector<Tensor> weights, biases, fused, single;
         std::vector<TensorView> inputs = {x.view}, outputs;
@@ -161,6 +161,17 @@ TEST(CudaLinear, QkvHasTheBitsOfThreeLinears) {
               << "part " << part << " of " << widths[0] << ", rows " << rows << (bias ? ", bias" : "");
         }
       }
+}
+
+TEST(CudaLinear, QkvHasTheBitsOfThreeLinears) {
+  EADEM_SKIP_WITHOUT_HOPPER();
+  expect_qkv_has_the_bits_of_three_linears({1, 7, 16, 30, cuda::kLinearStreamLeast});
+}
+
+// Of so many rows a product may be the library's.
+TEST(CudaLinear, QkvOfSomeRowsHasTheBitsOfThreeLinears) {
+  EADEM_SKIP_WITHOUT_HOPPER();
+  expect_qkv_has_the_bits_of_three_linears({cuda::kLinearStreamLeast + 1, cuda::kLinearStreamMaxTokens});
 }
 
 }  // namespace
