@@ -278,12 +278,12 @@ def kernel_rows(record):
 
 def section(slug, record):
     tests = [test for test in record.get("tests", []) if test["program"] != "build"]  # a step of gpu_check.sh, no test
-    passed = sum(test["result"] == "passed" for test in tests)
+    passed, failed, skipped = (sum(test["result"] == result for test in tests) for result in ("passed", "failed", "skipped"))
     lines = [f"\n## {record['device']}", "",
              f"Commit `{record['commit'][:12]}`" + (" with changes" if record.get("dirty") else "")
              + (f", {record['date'][:10]}" if "date" in record else "")
              + (f", driver {record['driver']}, CUDA {record['cuda']}" if "driver" in record else "")
-             + (f"; {passed} of {len(tests)} device tests passed." if tests else ".")]
+             + (f"; device tests: {passed} passed, {failed} failed, {skipped} skipped." if tests else ".")]
     if record.get("peers"):
         lines += peers_section(slug, record)
     if record["benchmarks"]:
