@@ -75,7 +75,9 @@ void print_ops(train::Trainer& trainer, const train::Batch& batch, Device& devic
   Clock::time_point last = Clock::now();
   const pipeline::StepObserver observer = [&](const pipeline::Node& node, auto, auto) {
     const Clock::time_point now = Clock::now();
-    Total& total = totals[{std::string(node.op->name()), node.pass}];
+    // Before the first op a step clears the gradients.
+    const std::string name = fmt::format("{}{}", totals.empty() ? "clearing, " : "", node.op->name());
+    Total& total = totals[{name, node.pass}];
     total.calls += 1;
     total.seconds += std::chrono::duration<double>(now - last).count();
     last = Clock::now();
