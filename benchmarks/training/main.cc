@@ -34,7 +34,7 @@ struct Options {
   std::string config, device = "cpu", weights = "bf16", products = "plain", head_products = "plain";
   int64_t batch = 8, sequence = 2048;
   int steps = 5;
-  bool json = false, ops = false;
+  bool json = false, ops = false, recompute = false;
 };
 
 train::Batch random_batch(const Options& options, int64_t vocab) {
@@ -98,7 +98,8 @@ void measure(const Options& options) {
                          {.weights = options.weights == "f32" ? DType::f32 : DType::bf16,
                           .products = train::products_from_name(options.products),
                           .head_products = train::head_products_from_name(options.head_products),
-                          .batch_tokens = options.batch * options.sequence});
+                          .batch_tokens = options.batch * options.sequence,
+                          .recompute_layers = options.recompute});
   trainer.load_random(1, 0.02);
   const train::Batch batch = random_batch(options, model->info().vocab);
   double loss = 0;
@@ -116,18 +117,22 @@ void measure(const Options& options) {
     // One row in the form of `eadem bench --json`.
     fmt::print(
         "{{\"schema\": \"eadem_training_bench/1\", \"device\": \"{}\", \"weights\": \"{}\", \"products\": \"{}\", "
-        "\"head_products\": \"{}\", \"parameters\": {}, "
+        "\"head_products\": \"{}\", \"recompute\": {}, \"parameters\": {}, \"arena_bytes\": {}, "
         "\"flops_per_second\": {:.6g}, \"loss\": {:.6f}, \"results\": [{{\"test\": \"training\", \"tokens\": {}, "
         "\"depth\": 0, \"batch\": {}, \"tokens_per_second\": {:.1f}, \"lowest\": {:.1f}, \"highest\": {:.1f}, "
         "\"share_of_roofline\": {:.4f}}}]}}\n",
-        device->description(), options.weights, options.products, options.head_products, trainer.num_parameters(),
-        flops, loss, options.sequence, options.batch, tokens / median, tokens / seconds.back(),
-        tokens / seconds.front(), flops / device->rates().flops_per_second);
+        device->description(), options.weights, options.products, options.head_products, options.recompute,
+        trainer.num_parameters(), trainer.training_program().memory_plan().arena_bytes, flops, loss, options.sequence,
+        options.batch, tokens / median, tokens / seconds.back(), tokens / seconds.front(),
+        flops / device->rates().flops_per_second);
     return;
   }
-  fmt::print("{} on {}: {:.0f} tokens/s, {:.1f} ms a step ({:.1f} to {:.1f}), {:.1f} TFLOP/s, loss {:.4f}\n",
-             options.config, device->description(), tokens / median, 1e3 * median, 1e3 * seconds.front(),
-             1e3 * seconds.back(), flops * 1e-12, loss);
+  const double values = static_cast<double>(trainer.training_program().memory_plan().arena_bytes);
+  fmt::print(
+      "{} on {}: {:.0f} tokens/s, {:.1f} ms a step ({:.1f} to {:.1f}), {:.1f} TFLOP/s, loss {:.4f}, {:.0f} MB of "
+      "values\n",
+      options.config, device->description(), tokens / median, 1e3 * median, 1e3 * seconds.front(), 1e3 * seconds.back(),
+      flops * 1e-12, loss, 1e-6 * values);
   if (options.ops) print_ops(trainer, batch, *device);
 }
 
@@ -141,6 +146,7 @@ int main(int argc, char** argv) {
   app.add_option("--weights", options.weights, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}));
   app.add_option("--products", options.products, "what linear layers multiply")
       ->check(CLI::IsMember(train::product_names()));
+  app.add_flag("--recompute", options.recompute, "computes the values of layers again in the backward pass");
   app.add_option("--head-products", options.head_products, "what the output layer multiplies")
       ->check(CLI::IsMember(train::head_product_names()));
   app.add_option("--batch", options.batch, "sequences of a step")->check(CLI::Range(int64_t{1}, int64_t{65536}));

@@ -4,6 +4,7 @@
 #include "eadem/pipeline/passes/loss_gradients.h"
 #include "eadem/pipeline/passes/packing_choice.h"
 #include "eadem/pipeline/passes/precision.h"
+#include "eadem/pipeline/passes/recompute.h"
 #include "eadem/pipeline/passes/sharding.h"
 
 namespace eadem::pipeline {
@@ -88,6 +89,7 @@ void Program::cover_graph() {
   for (FusionDecision& decision :
        fuse(graph_, device, environment_.bounds, fusion_options, &differentiated_.forward_end))
     fusion_decisions_.push_back(std::move(decision));
+  if (training && environment_.recompute_layers) recompute_layers(graph_, differentiated_);
   choices_ = cover(graph_, device, environment_.bounds);
 }
 

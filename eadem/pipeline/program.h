@@ -47,6 +47,8 @@ struct Environment {
   // Training: the caller sets "d.<out>" of every output before `run_forward`. A loss may then be made with its
   // gradients (passes/loss_gradients.h), and is there after `run_backward`.
   bool seeds_come_first = false;
+  // Training: the backward pass makes the values of a layer again (passes/recompute.h). The same bits, less memory.
+  bool recompute_layers = false;
   // Runs the ops one by one as the graph states them: no fusion, and every value keeps its own bytes. The same kernels,
   // the same bits.
   bool op_by_op = false;

@@ -39,7 +39,7 @@ struct TrainerArguments {
 // All but `config`, from the keywords that eadem._trainer makes.
 TrainerArguments trainer_arguments(const nb::kwargs& keywords) {
   TrainerArguments arguments;
-  std::string weights, products, head_products;
+  std::string weights, products, head_products, recompute;
   const auto take = [&](const char* name, auto& value) {
     value = nb::cast<std::decay_t<decltype(value)>>(keywords[name]);
   };
@@ -47,13 +47,17 @@ TrainerArguments trainer_arguments(const nb::kwargs& keywords) {
   take("path", arguments.path), take("config", arguments.config_text), take("device", arguments.device);
   take("threads", arguments.threads), take("isa", arguments.isa), take("weights", weights), take("products", products);
   take("head_products", head_products), take("amax_history", options.amax_history);
-  take("batch_tokens", options.batch_tokens), take("beta1", options.beta1), take("beta2", options.beta2);
+  take("recompute", recompute), take("batch_tokens", options.batch_tokens), take("beta1", options.beta1),
+      take("beta2", options.beta2);
   take("eps", options.eps), take("weight_decay", options.weight_decay), take("max_grad_norm", options.max_grad_norm);
   take("disabled_fusions", options.disabled_fusions), take("frozen", options.frozen);
   take("router_aux_loss_coef", options.router_aux_loss_coef);
   options.weights = *dtype_argument("weights", weights);
   options.products = train::products_from_name(products);
   options.head_products = train::head_products_from_name(head_products);
+  if (recompute != "none" && recompute != "layers")
+    throw InvalidArgument("recompute is '{}'; expected one of none, layers", recompute);
+  options.recompute_layers = recompute == "layers";
   arguments.dist = dist_argument(keywords);
   if (arguments.dist.deterministic_across_tp)
     throw Unsupported("deterministic_across_tp is for engines; a Trainer has none");

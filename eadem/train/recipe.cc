@@ -196,6 +196,9 @@ Recipe load_recipe(const std::string& path) {
   training.choice("head_products", head_product_names(), head_products);
   t.head_products = head_products_from_name(head_products);
   training.integer("amax_history", t.amax_history, 1, 1 << 16);
+  std::string recompute = "none";
+  training.choice("recompute", {"none", "layers"}, recompute);
+  t.recompute_layers = recompute == "layers";
   training.number("learning_rate", t.learning_rate, 0, 100);
   t.min_learning_rate = tenth_of(t.learning_rate);
   training.number("min_learning_rate", t.min_learning_rate, 0, 100);

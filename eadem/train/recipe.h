@@ -39,6 +39,7 @@ struct Recipe {
     const Encoding* products = nullptr;       // one of product_names() (TrainerOptions)
     const Encoding* head_products = nullptr;  // one of head_product_names()
     int64_t amax_history = 16;                // steps (TrainerOptions)
+    bool recompute_layers = false;            // "recompute" is "layers", or "none" (TrainerOptions)
     double learning_rate = 1e-3;              // peak
     double min_learning_rate = 1e-4;          // at the end of the cosine; a tenth of the peak unless stated
     int64_t warmup_steps = 100;               // linear from 0

@@ -37,6 +37,7 @@ TrainerOptions trainer_options(const Recipe::Training& t) {
           .head_products = t.head_products,
           .amax_history = t.amax_history,
           .batch_tokens = t.batch_tokens,
+          .recompute_layers = t.recompute_layers,
           .beta1 = t.beta1,
           .beta2 = t.beta2,
           .eps = t.eps,

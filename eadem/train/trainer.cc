@@ -163,6 +163,7 @@ void Trainer::compile_programs() {
   environment.bounds[ops::rank_tokens()] = options_.batch_tokens;
   environment.mode = Mode::training;
   environment.seeds_come_first = true;
+  environment.recompute_layers = options_.recompute_layers;
   environment.frozen = find_frozen();
   for (int pass = 0; pass < mesh_.size(MeshAxis::pp); ++pass) {
     training_.push_back(std::make_unique<Program>(build(balancing_ > 0), environment, parameters_));

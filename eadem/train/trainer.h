@@ -54,6 +54,9 @@ struct TrainerOptions {
   // Without it no other number than the default is taken.
   int64_t amax_history = 16;
   int64_t batch_tokens = 4096;  // most tokens of one pass
+  // The backward pass of a layer computes the layer's values again instead of reading what was kept: the same bits with
+  // less memory, for the operations of one more forward pass.
+  bool recompute_layers = false;
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;

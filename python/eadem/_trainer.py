@@ -26,6 +26,8 @@ class Trainer:
                    each tensor; "fp8_tensor_delayed", likewise, with scales from earlier steps
     head_products  likewise of the output layer: "plain", "fp8_tensor" or "fp8_tensor_delayed"
     amax_history   how many earlier steps "fp8_tensor_delayed" takes scales from
+    recompute      "layers": the backward pass computes the values of each layer again instead of keeping them, which
+                   takes less memory, more time, and gives the same bits. "none": it does not
     batch_tokens   most tokens of one step
     weight_decay   decoupled, on parameters of two or more dimensions
     frozen         names of parameters that keep their values, without gradients and optimizer states; in them * stands
@@ -52,8 +54,8 @@ class Trainer:
 
     def __init__(self, model: Union[ModelConfig, str, os.PathLike[str]], *, device: str = "cpu", threads: int = 0,
                  isa: str = "", weights: str = "f32", products: str = "plain", head_products: str = "plain",
-                 amax_history: int = 16, batch_tokens: int = 4096, beta1: float = 0.9, beta2: float = 0.95,
-                 eps: float = 1e-8, weight_decay: float = 0.1, max_grad_norm: float = 1.0,
+                 amax_history: int = 16, recompute: str = "none", batch_tokens: int = 4096, beta1: float = 0.9,
+                 beta2: float = 0.95, eps: float = 1e-8, weight_decay: float = 0.1, max_grad_norm: float = 1.0,
                  disabled_fusions: Sequence[str] = (), frozen: Sequence[str] = (),
                  router_aux_loss_coef: Optional[float] = None, distributed_config: Optional[DistConfig] = None) -> None:
         config = model if isinstance(model, ModelConfig) else None
@@ -66,6 +68,7 @@ class Trainer:
             "products": _arguments.string("products", products),
             "head_products": _arguments.string("head_products", head_products),
             "amax_history": _arguments.integer("amax_history", amax_history),
+            "recompute": _arguments.string("recompute", recompute),
             "batch_tokens": _arguments.integer("batch_tokens", batch_tokens), "beta1": _arguments.real("beta1", beta1),
             "beta2": _arguments.real("beta2", beta2), "eps": _arguments.real("eps", eps),
             "weight_decay": _arguments.real("weight_decay", weight_decay),

@@ -55,9 +55,10 @@ TrainedStage train(const models::Model& model, const Mesh& mesh, int passes, con
   return run;
 }
 
-// Ranks with stages against the rank without that has the same place along the other axes. A tied weight is on the
-// first stage and on the last.
-void compare(const models::Model& model, MeshShape shape, int passes, const train::TrainerOptions& options) {
+// Ranks with stages against the rank without, trained by these options or by others, that has the same place along the
+// other axes. A tied weight is on the first stage and on the last.
+void compare(const models::Model& model, MeshShape shape, int passes, const train::TrainerOptions& options,
+             const std::optional<train::TrainerOptions>& without_stages = {}) {
   const int stages = shape.pp;
   shape.pp = 1;
   std::mutex mutex;
@@ -66,7 +67,7 @@ void compare(const models::Model& model, MeshShape shape, int passes, const trai
     return std::array{mesh.rank(MeshAxis::dp), mesh.rank(MeshAxis::tp), mesh.rank(MeshAxis::ep)};
   };
   run_mesh(shape, [&](const Mesh& mesh) {
-    TrainedStage run = train(model, mesh, passes, options);
+    TrainedStage run = train(model, mesh, passes, without_stages.value_or(options));
     const std::scoped_lock lock(mutex);
     expected[place(mesh)] = std::move(run);
   });
@@ -209,6 +210,17 @@ TEST(PipelineTraining, TheLoadOfExpertsOfAllStagesIsBalanced) {
   compare(*experts, {.pp = 2}, 3, options);
   options.frozen.clear();
   compare(*experts, {.pp = 3}, 4, options);
+}
+
+TEST(PipelineTraining, LayersThatAreComputedAgainHaveTheBitsOfKeptOnes) {
+  const train::TrainerOptions kept = unclipped();
+  train::TrainerOptions again = kept;
+  again.recompute_layers = true;
+  const auto model = SmallModel{.layers = 3, .tied = true}.make();
+  compare(*model, {.pp = 3}, 4, again, kept);
+  compare(*model, {.tp = 2, .pp = 2}, 2, again, kept);
+  const auto experts = models::model_from_config(golden("qwen3_moe") + "/config.json");
+  compare(*experts, {.pp = 2, .ep = 2}, 2, again, kept);
 }
 
 // A stage keeps the histories of what it rounds.

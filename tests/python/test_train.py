@@ -39,6 +39,15 @@ def test_products_in_8_bit_floats():
         eadem.Trainer(GOLDEN / "qwen3_moe", products="fp8_block128")
 
 
+def test_layers_computed_again_have_the_bits_of_kept_ones():
+    tokens = load_safetensors(GOLDEN / "llama" / "train.safetensors")["tokens"][0]
+    kept, again = (eadem.Trainer(GOLDEN / "llama", batch_tokens=256, recompute=recompute) for recompute in ("none", "layers"))
+    for _ in range(2):
+        assert kept.step(tokens, learning_rate=1e-3) == again.step(tokens, learning_rate=1e-3)
+    with pytest.raises(eadem.InvalidArgument, match="recompute is 'all'; expected one of none, layers"):
+        eadem.Trainer(GOLDEN / "llama", recompute="all")
+
+
 @pytest.mark.parametrize("products", ["fp8_tensor", "fp8_tensor_delayed"])
 def test_products_in_8_bit_floats_with_one_scale(products):
     tokens = load_safetensors(GOLDEN / "llama" / "train.safetensors")["tokens"][0]
