@@ -168,7 +168,7 @@ TEST(CudaLinear, QkvHasTheBitsOfThreeLinears) {
   expect_qkv_has_the_bits_of_three_linears({1, 7, 16, 30, cuda::kLinearStreamLeast});
 }
 
-// Of so many rows a product may be the library's.
+// With more than kLinearStreamLeast rows a product may go through cuBLASLt.
 TEST(CudaLinear, QkvOfSomeRowsHasTheBitsOfThreeLinears) {
   EADEM_SKIP_WITHOUT_HOPPER();
   expect_qkv_has_the_bits_of_three_linears({cuda::kLinearStreamLeast + 1, cuda::kLinearStreamMaxTokens});

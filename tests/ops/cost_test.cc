@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ops say that they cost, against a count.
+// Op::cost: operations that ops state are compared with a count.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -313,7 +313,7 @@ std::shared_ptr<const Regex> pattern_of(const JsonReader& json, const std::strin
   }
 }
 
-// The same where nothing depends on the pattern; null for one that is not read, too.
+// As pattern_of, but null for a pattern that cannot be read: the caller gets by without it.
 std::shared_ptr<const Regex> readable_pattern_of(const JsonReader& json, const std::string& target) {
   try {
     return pattern_of(json, target);

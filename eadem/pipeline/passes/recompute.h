@@ -9,8 +9,9 @@
 namespace eadem::pipeline {
 
 // Appends to each layer's backward pass copies of the forward nodes that make what it reads, and lets it read theirs.
-// What another layer, or none, reads as well is kept, as are results of collectives and of nodes that change a state:
-// those run once. The same kernels make the same bits again. Requires inferred types.
+// Three kinds of values are kept instead: those that nodes of other layers read, or nodes of no layer; results of
+// collectives; and results of nodes that read or change a state. Such nodes run once. The same kernels make the same
+// bits again. Requires inferred types.
 void recompute_layers(Graph& graph, const Differentiated& differentiated);
 
 }  // namespace eadem::pipeline

@@ -79,7 +79,7 @@ struct CodeFactors {
       : by{both(32 * factor), both(2 * factor8)}, minus{both(-32768 * factor), both(-2048 * factor8)} {}
 };
 
-// How codes of groups become what G sums: -kGroupUnit * zero of rows g and g + 8.
+// What is added to a code times kGroupUnit: -kGroupUnit * zero point, of rows g and g + 8.
 struct GroupFactors {
   __half2 minus[2];
 };

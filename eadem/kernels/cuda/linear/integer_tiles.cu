@@ -57,7 +57,7 @@ struct Shape {
   static constexpr int kRows = kGroupRows * (kWide ? kWarpgroups : 1);
   static constexpr int kGroupTokens = kTokens / (kWide ? 1 : kWarpgroups);
   static constexpr int kTokenTiles = kGroupTokens / 8;
-  // Of groups, the largest block.
+  // An encoded block; blocks of groups differ in size, and this is the largest.
   static constexpr uint32_t kBlockBytes = kCodes == IntegerCodes::four  ? kFourBits.block_bytes
                                           : kCodes == IntegerCodes::six ? kSixBits.block_bytes
                                                                         : kLargestGroups.block_bytes;

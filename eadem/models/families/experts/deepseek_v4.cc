@@ -523,8 +523,8 @@ DecoderSpec deepseek_v4_decoder(const ModelConfig& config) {
   return spec;
 }
 
-// What a parameter is of a tensor that has all of it: matrices of groups of the output are one, and numbers of experts
-// integers.
+// Makes a parameter from the tensor that holds it: the matrices of all output groups are one tensor there, and the
+// table of experts by token has integers.
 WeightRecipe v4_parameter_of(WeightRecipe tensor, const ModelConfig& config, const ParameterInfo& parameter,
                              DType integers) {
   const LayerName layer = layer_name(parameter.name);
