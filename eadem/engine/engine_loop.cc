@@ -29,6 +29,7 @@ GenerationStats EngineLoop::run(std::span<Job> jobs, const OnText& on_text, cons
     }
   }
   std::erase(calls_, &call);
+  if (calls_.empty()) give_up_ahead();
   wake_a_driver();
   lock.unlock();
   if (thrown) std::rethrow_exception(thrown);
@@ -145,32 +146,69 @@ void EngineLoop::end_requests(Call& call, RequestState how) {
 // Plans, runs and commits one step.
 void EngineLoop::turn(Lock& lock) noexcept {
   take_commands();
-  if (scheduler_.is_idle()) return;
+  if (scheduler_.is_idle() && !scheduler_.has_ahead()) return;
   const Clock::time_point start = Clock::now();
   try {
-    if (speculator_ != nullptr) propose(lock);
-    ask_for_masks(lock);
-    if (scheduler_.is_idle()) return;  // their masks failed
-    const std::span<const StepSequence> plan = scheduler_.plan(engine_.cache_contents());
-    const std::atomic<bool>* const cancel = cancel_of_step();
-    lock.unlock();
+    if (!scheduler_.has_ahead()) {
+      if (speculator_ != nullptr) propose(lock);
+      ask_for_masks(lock);
+      if (scheduler_.is_idle()) return;  // their masks failed
+    }
     const Clock::time_point planned = Clock::now();
-    const InferEngine::Output& output = engine_.forward(plan, cancel);
-    if (speculator_ != nullptr) speculator_->see(scheduler_.planned(), plan, engine_);
+    const InferEngine::Output& output = run_step(lock);
     const double seconds = std::chrono::duration<double>(Clock::now() - planned).count();
-    lock.lock();
     const std::span<const StepEvent> events =
         scheduler_.commit(StepResults{output.output_ids, output.logprobs, output.top_tokens, output.top_logprobs});
     if (speculator_ != nullptr) speculator_->observe(events, seconds);
     publish(events, start);
   } catch (const Cancelled&) {
-    lock.lock();
+    if (!lock.owns_lock()) lock.lock();
     // The step has changed nothing, and the next turn ends the requests whose caller asked for it.
     const auto asked = [](const Call* call) { return call->unfinished > 0 && call->is_cancelled(); };
     if (std::none_of(calls_.begin(), calls_.end(), asked)) fail_planned(std::current_exception());
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();
+    give_up_ahead();
     fail_planned(std::current_exception());
+  }
+}
+
+// Runs the step that is under way, or else a planned one, and gives the next one to the device meanwhile. Has the lock
+// when it returns.
+const InferEngine::Output& EngineLoop::run_step(Lock& lock) {
+  if (!scheduler_.follow_ahead()) {
+    const std::span<const StepSequence> plan = scheduler_.plan(engine_.cache_contents());
+    const std::atomic<bool>* const cancel = cancel_of_step();
+    lock.unlock();
+    engine_.submit(plan, cancel);
+    lock.lock();
+  }
+  std::span<const StepSequence> ahead;
+  if (runs_ahead_ && !engine_.hooks().has_hooks()) ahead = scheduler_.plan_ahead();
+  const std::atomic<bool>* const cancel = cancel_of_step();
+  lock.unlock();
+  bool is_cancelled = false;
+  if (!ahead.empty()) {
+    try {
+      engine_.submit(ahead, cancel);
+    } catch (const Cancelled&) {
+      is_cancelled = true;  // the step before counts
+    }
+  }
+  const InferEngine::Output& output = engine_.collect();
+  if (speculator_ != nullptr) speculator_->see(scheduler_.planned(), scheduler_.planned_step(), engine_);
+  lock.lock();
+  if (is_cancelled) scheduler_.forget_ahead();
+  return output;
+}
+
+// Waits for steps that are under way and forgets them: nobody wants their tokens.
+void EngineLoop::give_up_ahead() {
+  scheduler_.forget_ahead();
+  try {
+    engine_.discard_submitted();
+  } catch (...) {
+    // The device has failed, which the next step says.
   }
 }
 
@@ -231,6 +269,7 @@ void EngineLoop::forget(RequestId id) {
 const std::atomic<bool>* EngineLoop::cancel_of_step() const {
   const Call* only = nullptr;
   for (const RequestId id : scheduler_.planned()) {
+    if (id == 0) continue;  // has ended
     const Call* call = owners_.at(id).call;
     if (only != nullptr && only != call) return nullptr;
     only = call;
@@ -304,7 +343,8 @@ void EngineLoop::add_piece(Call& call, size_t job, std::string text) {
 void EngineLoop::fail_planned(const std::exception_ptr& failure) {
   for (Call* call : calls_)
     if (call->unfinished > 0 && scheduler_.planned().empty()) call->failure = failure;
-  for (const RequestId id : scheduler_.planned()) owners_.at(id).call->failure = failure;
+  for (const RequestId id : scheduler_.planned())
+    if (id != 0) owners_.at(id).call->failure = failure;
   for (Call* call : calls_) {
     if (call->unfinished == 0 || call->failure == nullptr) continue;
     end_requests(*call, RequestState::failed);

@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -42,9 +43,15 @@ class EngineLoop {
   using OnText = std::function<void(size_t job, std::string_view piece)>;
 
   // Nobody else may run steps of the engine, or change its cache, while a call is under way. Without a speculator
-  // nothing is proposed.
-  explicit EngineLoop(InferEngine& engine, std::unique_ptr<Speculator> speculator = nullptr)
-      : engine_(engine), scheduler_(engine.limits()), speculator_(std::move(speculator)) {}
+  // nothing is proposed. With `runs_ahead` the device is given a step before the results of the one before it are read,
+  // where that is possible (Scheduler::plan_ahead); if it is not stated, devices are that work by themselves. Tokens
+  // are the same.
+  explicit EngineLoop(InferEngine& engine, std::unique_ptr<Speculator> speculator = nullptr,
+                      std::optional<bool> runs_ahead = {})
+      : engine_(engine),
+        scheduler_(engine.limits()),
+        speculator_(std::move(speculator)),
+        runs_ahead_(runs_ahead.value_or(engine.device()->is_asynchronous())) {}
 
   // Throws InvalidArgument when the request can never run. Any thread, at any time.
   void check(const GenerationRequest& request) const { scheduler_.check(request); }
@@ -109,6 +116,8 @@ class EngineLoop {
   void begin(Call& call);
   void end_requests(Call& call, RequestState how);
   void turn(Lock& lock) noexcept;
+  const InferEngine::Output& run_step(Lock& lock);
+  void give_up_ahead();
   void propose(Lock& lock);
   void ask_for_masks(Lock& lock);
   void fail(RequestId id, const std::string& why);
@@ -124,7 +133,8 @@ class EngineLoop {
   Scheduler scheduler_;                     // likewise during a step, otherwise under the mutex; but see check()
   std::unique_ptr<Speculator> speculator_;  // likewise; may be null
   std::vector<int32_t> words_;              // likewise; of a mask
-  mutable std::mutex mutex_;                // guards what follows and all calls
+  bool runs_ahead_;
+  mutable std::mutex mutex_;  // guards what follows and all calls
   std::vector<Call*> calls_;
   Owners owners_;
   bool driven_ = false;  // some thread drives

@@ -153,6 +153,8 @@ class InferEngine {
   static constexpr int kMostSubmitted = 8;
   void submit(std::span<const StepSequence> plan, const std::atomic<bool>* cancel = nullptr);
   const Output& collect();
+  // Waits for the steps that were submitted and forgets their results.
+  void discard_submitted();
   int num_waiting() const { return static_cast<int>(num_submitted_ - num_collected_); }
   // The engine's limits, which a scheduler needs, and the tokens that its cache holds.
   SchedulerLimits limits() const;

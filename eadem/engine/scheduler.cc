@@ -64,9 +64,8 @@ Scheduler::Scheduler(const SchedulerLimits& limits)
               limits.num_snapshots);
   const auto most = static_cast<size_t>(limits.max_batch_size);
   running_.reserve(most);
-  plan_.reserve(most);
-  planned_.reserve(most);
-  places_.reserve(most);
+  now_.reserve(most);
+  ahead_.reserve(most);
   events_.reserve(most + static_cast<size_t>(limits.max_draft_tokens));
   draftable_.reserve(most);
 }
@@ -146,6 +145,8 @@ std::optional<RequestState> Scheduler::state(RequestId id) const {
 
 // Drops a request that has ended.
 void Scheduler::forget(Sequence& sequence) {
+  for (size_t i = 0; i < ahead_.places.size(); ++i)
+    if (ahead_.places[i] == &sequence) ahead_.places[i] = nullptr, ahead_.ids[i] = 0;
   waiting_.erase(&sequence);
   arrived_.erase(&sequence);
   if (sequence.request.token_mask) --num_masked_;
@@ -266,15 +267,19 @@ std::span<const StepEvent> Scheduler::commit(const StepResults& results) {
   const auto& [tokens, logprobs, top_tokens, top_logprobs] = results;
   events_.clear();
   size_t row = 0;
-  for (size_t i = 0; i < plan_.size(); ++i) {
-    Sequence& s = *places_[i];
-    const StepEvent event = commit_sequence(s, plan_[i]);
-    const auto rows = static_cast<size_t>(plan_[i].num_rows());
+  for (size_t i = 0; i < now_.plan.size(); ++i) {
+    const auto rows = static_cast<size_t>(now_.plan[i].num_rows());
+    if (now_.places[i] == nullptr) {
+      row += rows;
+      continue;
+    }
+    Sequence& s = *now_.places[i];
+    const StepEvent event = commit_sequence(s, now_.plan[i]);
     EADEM_CHECK(row + rows <= tokens.size() && row + rows <= logprobs.size(),
                 "{} tokens and {} log-probabilities were sampled", tokens.size(), logprobs.size());
     const StepResults own = results.rows(row, rows);
-    const size_t scored = commit_scores(s, plan_[i], own);
-    commit_rows(s, plan_[i], event, own.rows(scored, rows - scored));
+    const size_t scored = commit_scores(s, now_.plan[i], own);
+    commit_rows(s, now_.plan[i], event, own.rows(scored, rows - scored));
     row += rows;
   }
   EADEM_CHECK(row == tokens.size(), "{} tokens were sampled for {} rows of logits", tokens.size(), row);

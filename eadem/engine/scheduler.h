@@ -38,6 +38,9 @@
 // have seen them, and go back to where the step began (StepSequence::may_return): the request's next step computes the
 // tokens that were taken once more, before the one that is new.
 //
+// A step may be planned before the results of the one before it are known (plan_ahead), so that a device that works by
+// itself has it in time. Whoever ends with those results was computed once more in vain.
+//
 // One thread at a time may use a scheduler, except for check(), which any thread may call.
 #pragma once
 
@@ -166,8 +169,21 @@ class Scheduler {
   // with states per sequence, which a step overwrites, computes its sequences from their first token or a snapshot.
   // Only who was preempted may start again.
   std::span<const StepSequence> plan(const CacheContents& cache);
-  // The requests of the plan, in its order.
-  std::span<const RequestId> planned() const { return planned_; }
+  // Plans the step behind the planned one, while that one runs: its sequences go on, each with the token that it
+  // samples there (StepSequence::row). Returns none where that need not be the next step, since somebody ends or starts
+  // with it, or where more than the token's value on the device is needed: masks, penalties, bad words, processors,
+  // proposed tokens, states per sequence. The result is valid as that of plan() is.
+  std::span<const StepSequence> plan_ahead();
+  // After commit(): the step of plan_ahead() becomes the planned one, without the requests that have ended since, whose
+  // rows of logits are there and count for nothing. Returns false where there is none. Before, no other step may be
+  // planned, unless forget_ahead() says that it was given up.
+  bool follow_ahead();
+  void forget_ahead() { ahead_.clear(); }
+  bool has_ahead() const { return !ahead_.plan.empty(); }
+  // The planned step.
+  std::span<const StepSequence> planned_step() const { return now_.plan; }
+  // The requests of the plan, in its order; 0: one that has ended (follow_ahead).
+  std::span<const RequestId> planned() const { return now_.ids; }
   // Takes the tokens and log-probabilities that the planned step sampled, one for each row of logits
   // (StepSequence::num_rows). Returns the events of the sequences of the plan, in its order; a request whose event says
   // finished or failed is forgotten. The result is valid until the next commit.
@@ -225,6 +241,15 @@ class Scheduler {
     bool wants_scores() const { return scored < scored_end(); }
     int64_t num_sampled() const { return std::ssize(tokens) - std::ssize(request.prompt); }
   };
+  // A step that is planned and not committed, in the order of its sequences.
+  struct Planned {
+    std::vector<StepSequence> plan;
+    std::vector<RequestId> ids;     // 0: has ended since
+    std::vector<Sequence*> places;  // null: has ended since
+
+    void reserve(size_t most);
+    void clear();
+  };
   // Where a sequence may start: behind so many tokens of the kept sequence, or behind shared blocks.
   struct Start {
     int64_t kept_tokens = 0;
@@ -273,6 +298,7 @@ class Scheduler {
   void forget_snapshots();
   void drop_load(Sequence& sequence);
 
+  bool goes_on();
   void forget_plan(bool committed = false);
   int64_t penalized_tokens(const Sequence& sequence) const;
   int64_t plan_sequence(Sequence& sequence, int64_t budget);
@@ -291,12 +317,10 @@ class Scheduler {
   std::set<Sequence*, ByPriority> waiting_;                             // those that wait, first time or again
   std::set<Sequence*, ByArrival> arrived_;                              // the same
   std::vector<Sequence*> running_;                                      // in order when a plan is made
-  SequenceBlocks kept_;             // of the kept sequence; the cache knows which tokens they hold
-  int64_t kept_tokens_ = 0;         // how many they are
-  int64_t kept_returns_to_ = 0;     // Sequence::returns_to
-  std::vector<StepSequence> plan_;  // reused, like the next three
-  std::vector<RequestId> planned_;
-  std::vector<Sequence*> places_;  // the planned sequences
+  SequenceBlocks kept_;          // of the kept sequence; the cache knows which tokens they hold
+  int64_t kept_tokens_ = 0;      // how many they are
+  int64_t kept_returns_to_ = 0;  // Sequence::returns_to
+  Planned now_, ahead_;          // the planned step and the one behind it; reused, like the next three
   std::vector<StepEvent> events_;
   std::vector<Draftable> draftable_;
   std::vector<Maskable> maskable_;

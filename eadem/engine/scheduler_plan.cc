@@ -205,9 +205,9 @@ bool Scheduler::grow(Sequence& sequence) {
 // blocks for proposed tokens that were not taken.
 void Scheduler::forget_plan(bool committed) {
   if (!committed) forget_snapshots();
-  for (size_t i = 0; i < places_.size(); ++i) {
-    Sequence* const s = places_[i];
-    if (s->state >= RequestState::finished) continue;
+  for (size_t i = 0; i < now_.places.size(); ++i) {
+    Sequence* const s = now_.places[i];
+    if (s == nullptr || s->state >= RequestState::finished) continue;
     // A step that was given up may have overwritten the state of its sequence, which begins again then: in other
     // blocks, where some of its own are those of others, too.
     if (!committed && takes_snapshots()) {
@@ -215,19 +215,19 @@ void Scheduler::forget_plan(bool committed) {
       continue;
     }
     // The last token gets its place with the next plan, unless it begins again.
-    if (plan_[i].drafts > 0) cache_.shrink(s->blocks, std::ssize(s->tokens) - (committed ? 1 : 0));
+    if (now_.plan[i].drafts > 0) cache_.shrink(s->blocks, std::ssize(s->tokens) - (committed ? 1 : 0));
     if (!committed && limits_.num_slots > 0) {
       s->cached = s->returns_to = 0;
       move_to(*s, RequestState::prefilling);
     }
-    cache_.retire_windows(s->blocks, s->cached);
+    // A step that is under way has written one token more.
+    cache_.retire_windows(s->blocks, s->cached + (has_ahead() ? 1 : 0));
   }
-  plan_.clear();
-  planned_.clear();
-  places_.clear();
+  now_.clear();
 }
 
 std::span<const StepSequence> Scheduler::plan(const CacheContents& cache) {
+  EADEM_CHECK(!has_ahead(), "{} sequences are planned ahead", ahead_.plan.size());
   forget_plan();
   if (std::exchange(epoch_, cache.epoch()) != cache.epoch()) {
     cache_.forget_names();
@@ -260,25 +260,25 @@ std::span<const StepSequence> Scheduler::plan(const CacheContents& cache) {
     budget -= plan_sequence(next, budget);
   }
   plan_drafts(budget);
-  return plan_;
+  return now_.plan;
 }
 
 // Adds proposed tokens to a step of decoding sequences alone. One that reads prompts has no use for them: it waits for
 // arithmetic, of which every token takes as much.
 void Scheduler::plan_drafts(int64_t budget) {
   const auto decodes = [](const Sequence* s) { return s->state == RequestState::decoding; };
-  if (!std::all_of(places_.begin(), places_.end(), decodes)) return;
+  if (!std::all_of(now_.places.begin(), now_.places.end(), decodes)) return;
   int64_t left = std::min(budget, limits_.max_draft_tokens);
   // Wrong ones make the next step compute again what this one did. It must have room for that, and for whom this one
   // left out; and tokens that are computed again take the room of proposed ones, so that they do not grow without end.
   if (limits_.num_slots > 0) {
     int64_t pending = 0, again = 0;
     for (const Sequence* s : running_) pending += s->pending();
-    for (const Sequence* s : places_) again += s->pending() - 1;
+    for (const Sequence* s : now_.places) again += s->pending() - 1;
     left = std::min(limits_.max_num_batched_tokens - pending, limits_.max_draft_tokens - again);
   }
-  for (size_t i = 0; i < places_.size(); ++i) {
-    Sequence& s = *places_[i];
+  for (size_t i = 0; i < now_.places.size(); ++i) {
+    Sequence& s = *now_.places[i];
     const int64_t tokens = std::ssize(s.tokens);
     const int64_t blocks = std::ssize(s.blocks.all) + cache_.num_free();
     int64_t count = std::min({left, std::ssize(s.drafts), room_for_drafts(s), blocks * limits_.block_size - tokens});
@@ -293,11 +293,84 @@ void Scheduler::plan_drafts(int64_t budget) {
     s.fed.insert(s.fed.end(), s.drafts.begin(), s.drafts.begin() + count);
     cache_.extend(s.blocks, tokens + count);
     cache_.extend_windows(s.blocks, tokens + count);
-    plan_[i].tokens = s.fed;
-    plan_[i].blocks = s.blocks.all;
-    plan_[i].drafts = count;
-    plan_[i].may_return = limits_.num_slots > 0;
+    now_.plan[i].tokens = s.fed;
+    now_.plan[i].blocks = s.blocks.all;
+    now_.plan[i].drafts = count;
+    now_.plan[i].may_return = limits_.num_slots > 0;
   }
+}
+
+// --- Steps before the results of the one before.
+
+void Scheduler::Planned::reserve(size_t most) {
+  plan.reserve(most);
+  ids.reserve(most);
+  places.reserve(most);
+}
+
+void Scheduler::Planned::clear() {
+  plan.clear();
+  ids.clear();
+  places.clear();
+}
+
+// Whether the step behind the planned one is of the same sequences whatever that one samples, unless a token ends one,
+// and there is room for it.
+bool Scheduler::goes_on() {
+  if (now_.plan.empty() || limits_.num_slots > 0 || limits_.max_draft_tokens > 0 || num_masked_ > 0) return false;
+  if (now_.places.size() != running_.size()) return false;
+  if (!waiting_.empty()) {
+    if (std::ssize(running_) < limits_.max_batch_size) return false;
+    const Sequence& next = next_waiting();
+    if (std::any_of(running_.begin(), running_.end(), [&](const Sequence* s) { return may_preempt(next, *s); }))
+      return false;
+  }
+  int64_t missing = 0;
+  for (size_t i = 0; i < now_.plan.size(); ++i) {
+    const Sequence* const s = now_.places[i];
+    if (s == nullptr || !now_.plan[i].samples) return false;
+    const GenerationRequest& request = s->request;
+    if (request.processor || !request.bad_words.empty() || request.sampling.has_penalties()) return false;
+    const int64_t tokens = std::ssize(s->tokens);
+    if (tokens >= limits_.max_sequence_length || s->num_sampled() + 1 >= request.max_tokens) return false;
+    missing += cache_.blocks_for(tokens + 1) - std::ssize(s->blocks.all);
+  }
+  for (size_t group = 0; group < limits_.windows.size(); ++group)
+    if (cache_.num_free(group) < std::ssize(running_)) return false;
+  return missing <= cache_.num_free();
+}
+
+std::span<const StepSequence> Scheduler::plan_ahead() {
+  static constexpr int32_t kUnseen[] = {0};
+  EADEM_CHECK(!has_ahead(), "{} sequences are planned ahead", ahead_.plan.size());
+  if (!goes_on()) return {};
+  int32_t row = 0;
+  for (size_t i = 0; i < now_.plan.size(); ++i) {
+    Sequence& s = *now_.places[i];
+    row += static_cast<int32_t>(now_.plan[i].num_rows());
+    const int64_t tokens = std::ssize(s.tokens);
+    cache_.extend(s.blocks, tokens + 1);
+    cache_.extend_windows(s.blocks, tokens + 1);
+    ahead_.plan.push_back({.tokens = kUnseen,
+                           .cached = tokens,
+                           .blocks = s.blocks.all,
+                           .windows = s.blocks.windows,
+                           .state_slot = s.blocks.slot,
+                           .sampling = s.request.sampling,
+                           .biases = s.request.biases,
+                           .row = row - 1,
+                           .allowed = s.allowed});
+  }
+  ahead_.ids = now_.ids;
+  ahead_.places = now_.places;
+  return ahead_.plan;
+}
+
+bool Scheduler::follow_ahead() {
+  if (!has_ahead()) return false;
+  EADEM_CHECK(now_.plan.empty(), "{} sequences are planned and not committed", now_.plan.size());
+  std::swap(now_, ahead_);
+  return true;
 }
 
 // The tokens that penalties look at when the next one is sampled.
@@ -328,26 +401,26 @@ int64_t Scheduler::plan_sequence(Sequence& s, int64_t budget) {
   const int64_t scored = std::max<int64_t>(0, std::min(s.cached + count, s.scored_end()) - scored_begin);
   scored_left_ -= std::max<int64_t>(0, scored + (samples ? 1 : 0) - 1);
   const auto* const processor = s.request.processor ? &s.request.processor : nullptr;
-  plan_.push_back({.tokens = std::span(s.tokens).subspan(static_cast<size_t>(s.cached), static_cast<size_t>(count)),
-                   .cached = s.cached,
-                   .blocks = s.blocks.all,
-                   .windows = s.blocks.windows,
-                   .state_slot = s.blocks.slot,
-                   .load_snapshot = s.loads,
-                   .save_snapshot = plan_snapshot(s),
-                   .sampling = s.request.sampling,
-                   .biases = s.request.biases,
-                   .samples = samples,
-                   .bad_words = s.request.bad_words,
-                   .allowed = s.allowed,
-                   .scored = std::span(s.tokens).subspan(static_cast<size_t>(scored > 0 ? scored_begin + 1 : 0),
-                                                         static_cast<size_t>(scored)),
-                   .scored_begin = scored_begin - s.cached,
-                   .scored_top_logprobs = s.request.prompt_logprobs.value_or(0),
-                   .processor = processor,
-                   .history = s.tokens});
-  planned_.push_back(s.id);
-  places_.push_back(&s);
+  now_.plan.push_back({.tokens = std::span(s.tokens).subspan(static_cast<size_t>(s.cached), static_cast<size_t>(count)),
+                       .cached = s.cached,
+                       .blocks = s.blocks.all,
+                       .windows = s.blocks.windows,
+                       .state_slot = s.blocks.slot,
+                       .load_snapshot = s.loads,
+                       .save_snapshot = plan_snapshot(s),
+                       .sampling = s.request.sampling,
+                       .biases = s.request.biases,
+                       .samples = samples,
+                       .bad_words = s.request.bad_words,
+                       .allowed = s.allowed,
+                       .scored = std::span(s.tokens).subspan(static_cast<size_t>(scored > 0 ? scored_begin + 1 : 0),
+                                                             static_cast<size_t>(scored)),
+                       .scored_begin = scored_begin - s.cached,
+                       .scored_top_logprobs = s.request.prompt_logprobs.value_or(0),
+                       .processor = processor,
+                       .history = s.tokens});
+  now_.ids.push_back(s.id);
+  now_.places.push_back(&s);
   return count;
 }
 

@@ -112,7 +112,7 @@ void Scheduler::commit_snapshots(Sequence& s, const StepSequence& planned) {
 // Gives back the snapshots that a plan was to save, and has those start again that would begin with them.
 void Scheduler::forget_snapshots() {
   bool any = false;
-  for (const StepSequence& planned : plan_) {
+  for (const StepSequence& planned : now_.plan) {
     if (planned.save_snapshot < 0) continue;
     cache_.snapshots().forget(planned.save_snapshot);
     cache_.snapshots().release(planned.save_snapshot);

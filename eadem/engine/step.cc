@@ -456,6 +456,10 @@ const InferEngine::Output& InferEngine::collect() {
   return output_;
 }
 
+void InferEngine::discard_submitted() {
+  while (num_waiting() > 0) collect();
+}
+
 // Records the tokens that a step took from the step before, whose output has arrived.
 void InferEngine::fill_in_tokens(const InFlight& step) {
   for (const auto& [slot, row] : step.unseen) contents_.set_token(slot, output_.output_ids[static_cast<size_t>(row)]);

@@ -7,5 +7,6 @@
 //   outputs  y [tokens] i32
 //   Inference only.
 //
-// The rows were checked when the step was submitted. They may be rows that this step does not have.
+// A row that sampled nothing, -1, feeds token 0. The rows were checked when the step was submitted. They may be rows
+// that this step does not have.
 #pragma once

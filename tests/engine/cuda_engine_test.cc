@@ -11,6 +11,7 @@
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
+#include "eadem/engine/llm.h"
 #include "eadem/io/files/atomic_file.h"
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "tests/engine/decode_steps.h"
@@ -142,6 +143,35 @@ TEST_P(CudaEngine, ProductsRunWhereTheirTypesAreFast) {
     if (op == "rms_norm_quantize" || op == "add_rms_norm_quantize") ++norms;
   }
   EXPECT_EQ(norms, rounds ? 6 : 0);  // two in each layer; the head's is not a norm of all rows
+}
+
+// A loop gives the device each step before it reads the results of the one before, and tokens are the same.
+TEST(CudaLoop, StepsAheadGiveTheTokensOfStepsOneByOne) {
+  if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  EngineOptions options;
+  options.cache = PagedKVCacheConfig{.block_size = 16, .max_batch_size = 4, .max_cache_len = 128};
+  LLM llm(EADEM_SOURCE_DIR "/assets/stories", open_device("cuda"), options);
+  const auto run = [&](std::optional<bool> runs_ahead) {
+    std::vector<SamplingParams> params(4);
+    std::vector<EngineLoop::Job> jobs;
+    for (size_t i = 0; i < params.size(); ++i) {
+      params[i].temperature = i % 2 == 0 ? 0 : 1;
+      params[i].seed = 5;
+      params[i].max_tokens = 20 + 15 * static_cast<int64_t>(i);
+      const std::vector<int32_t> prompt = tokens_of(3 + 7 * static_cast<int64_t>(i), 300, static_cast<int32_t>(i));
+      jobs.push_back({{.prompt = prompt, .sampling = params[i].settings(1), .max_tokens = params[i].max_tokens},
+                      OutputProcessor(llm.tokenizer(), params[i], llm.eos_token_ids(), prompt, 1)});
+    }
+    EngineLoop(llm.engine(), nullptr, runs_ahead).run(jobs);
+    EXPECT_EQ(llm.engine().num_waiting(), 0);
+    std::vector<std::pair<std::vector<int32_t>, std::vector<float>>> result;
+    for (EngineLoop::Job& job : jobs)
+      result.emplace_back(job.output.completion().token_ids, job.output.completion().logprobs);
+    return result;
+  };
+  const auto expected = run(false);
+  EXPECT_EQ(run(true), expected);
+  EXPECT_EQ(run({}), expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Weights, CudaEngine, testing::Values("bf16", "fp8_e4m3_channel", "q4_k", "int4_g128_f16"),

@@ -82,6 +82,29 @@ void read_tokens(InferEngine& engine, int64_t batch, int64_t tokens, int64_t dep
   }
 }
 
+// Draws `tokens` tokens of every sequence behind `depth` others. A device that works by itself gets each step before
+// the results of the one before it are read, and feeds tokens back, as in EngineLoop. Otherwise token values do not
+// matter.
+void draw_tokens(InferEngine& engine, int64_t batch, int64_t tokens, int64_t depth) {
+  const modules::CacheSpec& cache = engine.cache_spec();
+  if (!engine.device()->is_asynchronous() || !cache.windows.empty() || cache.num_slots > 0)
+    return read_tokens(engine, batch, tokens, depth, batch, depth);
+  const InferEngine::Input first = step_input(engine, batch, 1, depth, depth);
+  std::vector<engine::StepSequence> plan;
+  for (int64_t i = 0; i < tokens; ++i) {
+    plan.clear();
+    for (size_t s = 0; s < first.input_ids.size(); ++s)
+      plan.push_back({.tokens = std::span(first.input_ids).subspan(s, 1),
+                      .cached = depth + i,
+                      .blocks = first.block_tables[s],
+                      .sampling = first.sampling[s],
+                      .row = i == 0 ? -1 : static_cast<int32_t>(s)});
+    engine.submit(plan, &interrupt_flag());
+    if (engine.num_waiting() > 1) engine.collect();
+  }
+  engine.discard_submitted();
+}
+
 // The least time that the work and traffic of rank 0 take at its measured rates, for `tokens` new tokens of each
 // sequence after `depth`. Products with weights count two operations per weight, attention four per element of head and
 // cached token.
@@ -271,14 +294,18 @@ void measure_rows(const BenchOptions& options, InferEngine& engine, Measurement&
                     fmt::format("{} depth {} batch {}", decoding ? "decode" : "prefill", depth, batch));
     clear_cache(engine, batch);
     read_tokens(engine, batch, depth, 0, max_num_batched_tokens, depth);
-    const int64_t prompt = decoding ? depth : depth + tokens;
     const int64_t step = decoding ? batch : std::max(max_num_batched_tokens, batch);
-    // One run warms up pages, caches and threads.
-    read_tokens(engine, batch, std::min<int64_t>(tokens, decoding ? 8 : tokens), depth, step, prompt);
+    const auto run = [&](int64_t count) {
+      if (decoding)
+        draw_tokens(engine, batch, count, depth);
+      else
+        read_tokens(engine, batch, count, depth, step, depth + count);
+    };
+    run(decoding ? std::min<int64_t>(tokens, 8) : tokens);  // warms up pages, caches and threads
     std::vector<double> speeds;
     for (int64_t r = 0; r < options.repeat; ++r) {
       const Clock::time_point start = Clock::now();
-      read_tokens(engine, batch, tokens, depth, step, prompt);
+      run(tokens);
       speeds.push_back(static_cast<double>(batch * tokens) / seconds_since(start));
     }
     const int64_t per_step = std::max<int64_t>(1, step / batch);

@@ -40,6 +40,7 @@ class Replayer {
         step();
       if (on_replay_) on_replay_(replay_, running(), waiting());
     }
+    engine_.discard_submitted();
     replay_.counters = scheduler_.counters();
     replay_.proposed_tokens = scheduler_.proposed_tokens();
     replay_.accepted_tokens = scheduler_.accepted_tokens();
@@ -80,14 +81,20 @@ class Replayer {
   }
 
   void step() {
-    if (speculator_ != nullptr) propose();
-    const std::span<const engine::StepSequence> plan = scheduler_.plan(engine_.cache_contents());
+    const bool is_under_way = scheduler_.follow_ahead();
+    if (!is_under_way) {
+      if (speculator_ != nullptr) propose();
+      scheduler_.plan(engine_.cache_contents());
+    }
     replay_.most_running = std::max(replay_.most_running, running());
     replay_.most_waiting = std::max(replay_.most_waiting, waiting());
     const Clock::time_point planned = Clock::now();
     try {
-      const engine::InferEngine::Output& output = engine_.forward(plan, cancel_);
-      if (speculator_ != nullptr) speculator_->see(scheduler_.planned(), plan, engine_);
+      if (!is_under_way) engine_.submit(scheduler_.planned_step(), cancel_);
+      if (engine_.device()->is_asynchronous())
+        if (const auto ahead = scheduler_.plan_ahead(); !ahead.empty()) engine_.submit(ahead, cancel_);
+      const engine::InferEngine::Output& output = engine_.collect();
+      if (speculator_ != nullptr) speculator_->see(scheduler_.planned(), scheduler_.planned_step(), engine_);
       const double seconds = std::chrono::duration<double>(Clock::now() - planned).count();
       const std::span<const engine::StepEvent> events = scheduler_.commit(output.output_ids, output.logprobs);
       if (speculator_ != nullptr) speculator_->observe(events, seconds);

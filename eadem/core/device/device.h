@@ -92,6 +92,8 @@ class Device {
   }
   virtual std::unique_ptr<Event> make_event();
 
+  // Whether calls return before the work is done, so that the host can do something else meanwhile.
+  virtual bool is_asynchronous() const { return false; }
   // Whether `record` makes recordings.
   virtual bool records() const { return false; }
   // Records the work that `issue` gives this device, which does not run then, so that `replay` can give it at once.

@@ -101,6 +101,7 @@ class CudaDevice final : public Device {
   void copy_to_host_later(void* host, const void* src, int64_t size_bytes) override;
   std::unique_ptr<Event> make_event() override;
   // CUDA graphs: one launch for all kernels.
+  bool is_asynchronous() const override { return true; }
   bool records() const override { return true; }
   std::unique_ptr<Recording> record(FunctionRef<void()> issue) override;
   void replay(const Recording& recording) override;

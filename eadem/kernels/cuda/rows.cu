@@ -66,7 +66,7 @@ __global__ void feed_tokens(FeedTokensParams p) {
   wait_for_earlier_kernels();
   for (int64_t t = threadIdx.x; t < p.tokens; t += kThreads) {
     const int32_t id = p.ids[t];
-    p.y[t] = id < 0 ? p.sampled[-1 - id] : id;
+    p.y[t] = id < 0 ? max(p.sampled[-1 - id], 0) : id;
   }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/ops/sampling/feed_tokens.h"
 
+#include <algorithm>
+
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -32,7 +34,7 @@ Cost FeedTokens::cost(Pass /*pass*/, std::span<const TensorType> in, std::span<c
 void FeedTokens::reference(Pass /*pass*/, std::span<const RefTensor> in, std::span<RefTensor> out) const {
   for (size_t t = 0; t < out[0].data.size(); ++t) {
     const double id = in[0].data[t];
-    out[0].data[t] = id < 0 ? in[1].data[static_cast<size_t>(-1 - id)] : id;
+    out[0].data[t] = id < 0 ? std::max(in[1].data[static_cast<size_t>(-1 - id)], 0.0) : id;
   }
 }
 

@@ -124,6 +124,133 @@ TEST(SchedulerPlan, TheBatchIsBounded) {
   EXPECT_EQ(simulation.scheduler.count(RequestState::waiting), 2);
 }
 
+// Two requests decode; the step behind the planned one is planned before that one is committed.
+class AheadOfCommit : public testing::Test {
+ protected:
+  AheadOfCommit() : simulation(small_limits()), scheduler(simulation.scheduler) {}
+
+  // Both have one token of their answer.
+  void begin(const GenerationRequest& request = {.prompt = ids(3), .max_tokens = 9}) {
+    a = scheduler.add(request);
+    b = scheduler.add({.prompt = ids(2, 50), .max_tokens = 9});
+    simulation.step();
+    ASSERT_EQ(scheduler.plan(simulation.cache).size(), 2u);
+  }
+
+  Simulation simulation;
+  Scheduler& scheduler;
+  RequestId a = 0, b = 0;
+  std::vector<float> logprobs = {0, 0};
+};
+
+TEST_F(AheadOfCommit, SequencesGoOnWithTheRowsOfTheStepBefore) {
+  begin();
+  const auto ahead = scheduler.plan_ahead();
+  ASSERT_EQ(ahead.size(), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(ahead[i].row, static_cast<int32_t>(i));
+    EXPECT_EQ(ahead[i].tokens.size(), 1u);
+  }
+  EXPECT_EQ(ahead[0].cached, 4);
+  EXPECT_EQ(ahead[0].blocks.size(), 2u);  // the fifth token has a block of its own
+  EXPECT_EQ(ahead[1].cached, 3);
+  EXPECT_EQ(ahead[1].blocks.size(), 1u);
+  EXPECT_FALSE(scheduler.commit(Ids{7, 8}, logprobs).empty());
+  ASSERT_TRUE(scheduler.follow_ahead());
+  EXPECT_EQ(scheduler.planned()[0], a);
+  const auto events = scheduler.commit(Ids{17, 18}, logprobs);
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(events[0].token, 17);
+  EXPECT_TRUE(events[0].decoded);
+  EXPECT_FALSE(scheduler.follow_ahead());
+  EXPECT_EQ(scheduler.plan(simulation.cache)[0].cached, 5);
+}
+
+TEST_F(AheadOfCommit, WhoHasEndedIsLeftOutAndTheOtherGoesOn) {
+  begin();
+  ASSERT_EQ(scheduler.plan_ahead().size(), 2u);
+  scheduler.commit(Ids{-1, 8}, logprobs);  // a fails
+  ASSERT_TRUE(scheduler.follow_ahead());
+  EXPECT_EQ(scheduler.planned()[0], 0);
+  EXPECT_EQ(scheduler.planned()[1], b);
+  EXPECT_TRUE(scheduler.plan_ahead().empty());  // the rows of the next step would be others
+  const auto events = scheduler.commit(Ids{5, 18}, logprobs);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].id, b);
+  EXPECT_EQ(events[0].token, 18);
+  scheduler.plan(simulation.cache);
+  ASSERT_EQ(scheduler.plan_ahead().size(), 1u);
+  scheduler.commit(Ids{9}, std::vector<float>{0});
+  scheduler.end(b, RequestState::cancelled);
+  EXPECT_TRUE(scheduler.is_idle());
+  EXPECT_TRUE(scheduler.has_ahead());
+  ASSERT_TRUE(scheduler.follow_ahead());
+  EXPECT_TRUE(scheduler.commit(Ids{10}, std::vector<float>{0}).empty());
+  EXPECT_EQ(scheduler.num_free_blocks(), 16);
+}
+
+TEST_F(AheadOfCommit, NothingIsPlannedWhereTheStepMayBeAnother) {
+  begin({.prompt = ids(3), .max_tokens = 2});
+  EXPECT_TRUE(scheduler.plan_ahead().empty()) << "one ends with its second token";
+  scheduler.commit(Ids{7, 8}, logprobs);
+  scheduler.plan(simulation.cache);
+  EXPECT_EQ(scheduler.plan_ahead().size(), 1u);
+  scheduler.forget_ahead();
+  scheduler.add({.prompt = ids(20, 100), .max_tokens = 2});
+  scheduler.plan(simulation.cache);
+  EXPECT_TRUE(scheduler.plan_ahead().empty()) << "a prompt is not read to its end";
+}
+
+TEST_F(AheadOfCommit, NothingIsPlannedForWhoStarts) {
+  begin();
+  const RequestId next = scheduler.add({.prompt = ids(2, 100), .max_tokens = 2});
+  EXPECT_TRUE(scheduler.plan_ahead().empty()) << "there is no planned step";
+  scheduler.plan(simulation.cache);
+  EXPECT_EQ(scheduler.state(next), RequestState::prefilling);
+  simulation.step();
+  scheduler.add({.prompt = ids(2, 200), .max_tokens = 2});
+  scheduler.plan(simulation.cache);
+  EXPECT_TRUE(scheduler.plan_ahead().empty()) << "the third ends with this step";
+}
+
+TEST_F(AheadOfCommit, NothingIsPlannedWhereTheHostNeedsTheToken) {
+  GenerationRequest penalized{.prompt = ids(3), .max_tokens = 9};
+  penalized.sampling.frequency_penalty = 1;
+  begin(penalized);
+  EXPECT_TRUE(scheduler.plan_ahead().empty());
+  scheduler.end(a, RequestState::cancelled);
+  a = scheduler.add({.prompt = ids(3), .bad_words = {{1, 2}}, .max_tokens = 9});
+  simulation.step();
+  scheduler.plan(simulation.cache);
+  EXPECT_TRUE(scheduler.plan_ahead().empty());
+  scheduler.end(a, RequestState::cancelled);
+  a = scheduler.add({.prompt = ids(3), .processor = [](auto, auto) {}, .max_tokens = 9});
+  simulation.step();
+  scheduler.plan(simulation.cache);
+  EXPECT_TRUE(scheduler.plan_ahead().empty());
+  scheduler.end(a, RequestState::cancelled);
+  scheduler.plan(simulation.cache);
+  EXPECT_EQ(scheduler.plan_ahead().size(), 1u);
+}
+
+// A full batch does not hold back who may take a place in it.
+TEST(SchedulerPlan, TheGreaterPriorityEndsStepsAhead) {
+  Simulation simulation(small_limits());
+  Scheduler& scheduler = simulation.scheduler;
+  for (int i = 0; i < 3; ++i) scheduler.add({.prompt = ids(2, 10 * i), .max_tokens = 9});
+  simulation.step();
+  scheduler.add({.prompt = ids(2, 100), .max_tokens = 9});
+  scheduler.plan(simulation.cache);
+  EXPECT_EQ(scheduler.plan_ahead().size(), 3u);
+  scheduler.commit(Ids{1, 2, 3}, std::vector<float>(3));
+  scheduler.add({.prompt = ids(2, 200), .max_tokens = 9, .priority = 1});
+  ASSERT_TRUE(scheduler.follow_ahead());
+  EXPECT_TRUE(scheduler.plan_ahead().empty());
+  scheduler.commit(Ids{1, 2, 3}, std::vector<float>(3));
+  EXPECT_FALSE(scheduler.follow_ahead());
+  EXPECT_EQ(scheduler.plan(simulation.cache).back().cached, 0);  // who came last begins
+}
+
 TEST(SchedulerPlan, ATokenBelowZeroFailsItsRequestAlone) {
   Simulation simulation(small_limits());
   Scheduler& scheduler = simulation.scheduler;

@@ -23,23 +23,26 @@ struct Known {
 // What all schedules did together: they are worth little if nothing of this happens often.
 struct Totals {
   int64_t requests = 0, preemptions = 0, hits = 0, evictions = 0, aged = 0, accepted = 0, rejected = 0, returns = 0;
-  int64_t loads = 0, saves = 0, snapshot_evictions = 0, reused = 0;
+  int64_t loads = 0, saves = 0, snapshot_evictions = 0, reused = 0, ahead = 0, dropped = 0;
 };
 
 class RandomSchedule {
  public:
   RandomSchedule(uint32_t seed, Totals& totals)
       : random_(seed), limits_(random_limits(seed)), simulation_(limits_), totals_(totals), arrivals_(below(15)) {
+    simulation_.runs_ahead = below(2) == 0;
     conversation_ = ids(1 + below(std::min<int64_t>(5, limits_.max_sequence_length)));
   }
 
   void run() {
-    while (arrivals_ > 0 || !simulation_.scheduler.is_idle()) {
+    while (arrivals_ > 0 || !simulation_.scheduler.is_idle() || simulation_.scheduler.has_ahead()) {
+      const bool is_ahead = simulation_.scheduler.has_ahead();
       if (arrivals_ > 0 && below(3) == 0) arrive();
       if (!requests_.empty() && below(10) == 0) cancel();
       if (limits_.max_draft_tokens > 0 && below(4) > 0) propose();
-      if (below(8) == 0 && gives_up_) simulation_.scheduler.plan(simulation_.cache);  // of a step that is abandoned
-      if (below(50) == 0) simulation_.cache.begin_epoch();
+      if (below(8) == 0 && gives_up_ && !is_ahead)
+        simulation_.scheduler.plan(simulation_.cache);  // of a step that is abandoned
+      if (below(50) == 0 && !is_ahead) simulation_.cache.begin_epoch();
       take_events();
       check_snapshots();
       note_bounds();
@@ -53,6 +56,7 @@ class RandomSchedule {
     totals_.hits += counters.hits;
     totals_.evictions += counters.evictions;
     totals_.returns += simulation_.num_returns;
+    totals_.ahead += simulation_.num_ahead;
     totals_.loads += simulation_.num_loads;
     totals_.saves += simulation_.num_saves;
     totals_.snapshot_evictions += simulation_.scheduler.cache().snapshots().num_evicted();
@@ -123,6 +127,8 @@ class RandomSchedule {
     auto victim = requests_.begin();
     std::advance(victim, below(std::ssize(requests_)));
     simulation_.scheduler.end(victim->first, RequestState::cancelled);
+    const auto planned = simulation_.scheduler.has_ahead() && !victim->second.ended && !victim->second.cancelled;
+    totals_.dropped += planned ? 1 : 0;
     victim->second.cancelled = true;
   }
 
@@ -229,6 +235,8 @@ TEST(RandomSchedules, GiveEveryRequestItsTokens) {
   EXPECT_GT(totals.accepted, 5000);
   EXPECT_GT(totals.rejected, 5000);
   EXPECT_GT(totals.returns, 500);
+  EXPECT_GT(totals.ahead, 5000);
+  EXPECT_GT(totals.dropped, 200);
   EXPECT_GT(totals.loads, 500);
   EXPECT_GT(totals.saves, 5000);
   EXPECT_GT(totals.snapshot_evictions, 1000);

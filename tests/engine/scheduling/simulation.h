@@ -11,6 +11,7 @@
 #include <map>
 #include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "eadem/core/error.h"
@@ -55,28 +56,25 @@ class Simulation {
     snapshots.resize(static_cast<size_t>(limits.num_snapshots));
   }
 
-  // Runs one step. Returns the events; none when no request is there.
+  // Runs one step, and the next one if it may be run before this one is committed. Returns the events; none when no
+  // request is there.
   std::span<const StepEvent> step() {
-    const auto plan = scheduler.plan(cache);
-    last.assign(plan.begin(), plan.end());
-    check(plan);
-    Ids tokens;
-    std::vector<float> logprobs;
+    const Ids tokens = scheduler.follow_ahead() ? std::exchange(ahead_, {}) : run(scheduler.plan(cache));
+    const std::vector<StepSequence> planned = last;
     ++steps;
-    for (const StepSequence& s : plan) {
-      write(s);
-      for (int64_t row = s.num_rows(); row > 0; --row) {
-        tokens.push_back(next_token(hash_of(s, s.cached + std::ssize(s.tokens) - row + 1)));
-        logprobs.push_back(-1.0f);
+    if (runs_ahead)
+      if (const auto plan = scheduler.plan_ahead(); !plan.empty()) {
+        ahead_ = run(plan, tokens);
+        ++num_ahead;
       }
-    }
-    return scheduler.commit(tokens, logprobs);
+    last = planned;
+    return scheduler.commit(tokens, std::vector<float>(tokens.size(), -1.0f));
   }
 
   // Runs steps until the scheduler is idle, and returns the tokens of each request.
   std::map<RequestId, Ids> run_all() {
     std::map<RequestId, Ids> result;
-    while (!scheduler.is_idle())
+    while (!scheduler.is_idle() || scheduler.has_ahead())
       for (const StepEvent& event : step())
         if (event.sampled) result[event.id].push_back(event.token);
     return result;
@@ -84,6 +82,8 @@ class Simulation {
 
   SchedulerLimits limits;
   Scheduler scheduler;
+  bool runs_ahead = false;
+  int64_t num_ahead = 0;           // steps that ran before the one before was committed
   int64_t steps = 0;               // that were committed
   std::vector<StepSequence> last;  // of them, as far as their requests are there
   CacheContents cache;
@@ -98,6 +98,28 @@ class Simulation {
   int64_t num_loads = 0, num_saves = 0;  // of snapshots
 
  private:
+  // Returns what the step samples. Its rows are those of `before`, the tokens of the step before.
+  Ids run(std::span<const StepSequence> plan, const Ids& before = {}) {
+    last.assign(plan.begin(), plan.end());
+    Ids fed;
+    fed.reserve(plan.size());
+    for (StepSequence& s : last)
+      if (s.row >= 0) {
+        fed.push_back(before.at(static_cast<size_t>(s.row)));
+        s.tokens = std::span(&fed.back(), 1);
+      }
+    check(last);
+    Ids sampled;
+    for (const StepSequence& s : last) {
+      write(s);
+      for (int64_t row = s.num_rows(); row > 0; --row)
+        sampled.push_back(next_token(hash_of(s, s.cached + std::ssize(s.tokens) - row + 1)));
+    }
+    for (StepSequence& s : last)
+      if (s.row >= 0) s.tokens = {};  // `fed` ends here
+    return sampled;
+  }
+
   std::span<const int32_t> used(const StepSequence& s) const {
     const int64_t end = s.cached + std::ssize(s.tokens);
     return s.blocks.first(static_cast<size_t>((end + limits.block_size - 1) / limits.block_size));
@@ -196,6 +218,8 @@ class Simulation {
     for (int64_t position = 0; position < count; ++position) hash = hash_with(hash, cache.token(used(s), position));
     return hash;
   }
+
+  Ids ahead_;  // what the step samples that runs ahead
 };
 
 inline SchedulerLimits small_limits() {
