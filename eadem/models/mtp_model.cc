@@ -96,23 +96,21 @@ std::vector<ParameterInfo> MtpModel::parameters() const {
 
 std::string MtpModel::place(CheckpointFormat format) const {
   if (format == CheckpointFormat::gguf) return fmt::format("blk.{}", layer_);
-  return longer_.family().mtp == ModelFamily::Mtp::further_layer ? "model." + scope_ : "mtp";
+  switch (longer_.family().mtp) {
+    case ModelFamily::Mtp::further_layer: return "model." + scope_;
+    case ModelFamily::Mtp::own_module: return std::string(longer_.family().mtp_module);
+    default: return "mtp";
+  }
 }
 
 namespace {
 
-// In the order in which they are looked for.
-constexpr std::pair<std::string_view, std::string_view> kOwnModuleNames[] = {{"enorm.", "pre_fc_norm_embedding."},
-                                                                             {"hnorm.", "pre_fc_norm_hidden."},
-                                                                             {"eh_proj.", "fc."},
-                                                                             {"shared_head.norm.", "norm."},
-                                                                             {"", "layers.0."}};
-
-std::string name_in_own_module(const std::string& tensor, const std::string& layer) {
+std::string name_in_own_module(const std::string& tensor, const std::string& layer, const ModelFamily& family) {
   if (!tensor.starts_with(layer)) return tensor;
   const std::string_view rest = std::string_view(tensor).substr(layer.size());
-  for (const auto& [usual, own] : kOwnModuleNames)
-    if (rest.starts_with(usual)) return fmt::format("mtp.{}{}", own, rest.substr(usual.size()));
+  for (const OwnName& name : family.mtp_names)
+    if (rest.starts_with(name.usual))
+      return fmt::format("{}.{}{}", family.mtp_module, name.own, rest.substr(name.usual.size()));
   return tensor;
 }
 
@@ -144,7 +142,8 @@ std::vector<WeightRecipe> MtpModel::recipes(const ParameterInfo& parameter, Chec
   const std::string layer = fmt::format("model.{}.", scope_);
   for (WeightRecipe& recipe : recipes)
     rename_leaves(recipe, [&](const std::string& tensor) {
-      return mtp == ModelFamily::Mtp::own_layers ? name_in_own_layers(tensor) : name_in_own_module(tensor, layer);
+      return mtp == ModelFamily::Mtp::own_layers ? name_in_own_layers(tensor)
+                                                 : name_in_own_module(tensor, layer, longer_.family());
     });
   return recipes;
 }

@@ -13,12 +13,12 @@
 //
 // Parameters are named as in published files of DeepSeek: model.layers.N.{enorm,hnorm,eh_proj,shared_head.norm}.weight
 // and those of a decoder layer, N being the model's number of layers. Directories of ModelFamily::Mtp::own_module have
-// them as mtp.{pre_fc_norm_embedding,pre_fc_norm_hidden,fc,norm}.weight and below mtp.layers.0, and those of
-// Mtp::own_layers as mtp.layers.0.{enorm,hnorm,eh_proj}.weight, mtp.layers.{L - 1}.final_layernorm.weight and below
-// mtp.layers.0 to L - 1. A layer of a model with linear attention in some layers has attention here.
-// Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2; vLLM, models/deepseek_mtp.py,
-// glm4_moe_mtp.py, qwen3_next_mtp.py, qwen3_5_mtp.py and nemotron_h_mtp.py; llama.cpp, src/models/glm4-moe.cpp (facts
-// only).
+// them under names of the family's, as Qwen's mtp.{pre_fc_norm_embedding,pre_fc_norm_hidden,fc,norm}.weight and below
+// mtp.layers.0, and those of Mtp::own_layers as mtp.layers.0.{enorm,hnorm,eh_proj}.weight,
+// mtp.layers.{L - 1}.final_layernorm.weight and below mtp.layers.0 to L - 1. A layer of a model with linear attention
+// in some layers has attention here. Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2; vLLM,
+// models/deepseek_mtp.py, glm4_moe_mtp.py, qwen3_next_mtp.py, qwen3_5_mtp.py, nemotron_h_mtp.py and
+// longcat_flash_mtp.py; SGLang, models/longcat_flash_nextn.py; llama.cpp, src/models/glm4-moe.cpp (facts only).
 #pragma once
 
 #include <string>

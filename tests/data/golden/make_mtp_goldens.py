@@ -11,8 +11,9 @@ transformers leaves these tensors out. The module is built of its parts here, as
 
 The decoder layer is the last one of a transformers model that has a layer more, whose own code runs it: masks, rotation,
 experts and all. Of models with linear attention that layer has attention, and of Nemotron-H there are two, attention and
-experts. Each folder is a checkpoint as published, with the module's tensors below "model.layers.N." of N layers, or, of
-Qwen and Nemotron-H, below "mtp.".
+experts. Of LongCat-Flash that layer has one attention and one MLP, and is made of transformers' own here. Each folder is a
+checkpoint as published, with the module's tensors below "model.layers.N." of N layers, or, of Qwen and Nemotron-H, below
+"mtp.", or, of LongCat-Flash, below "model.mtp.".
 
 mtp.safetensors:  prompt i32 [T];  hidden f32 [T, hidden]: the model's own;  mtp_logits, mtp_hidden f32 [T - 1, ...] and
 mtp_logits_f64: of the pairs 0 ... T - 2;  drafts i32 [4]: tokens that the module proposes behind the prompt, one after the other,
@@ -34,6 +35,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.models.longcat_flash import modeling_longcat_flash as longcat
 
 DRAFTS = 4
 # Of rows of other scripts, and what is changed of them. Vocabularies have room for the tokenizer of tests/data/chat/small.
@@ -44,10 +46,43 @@ ROWS = {
     "qwen3_next_mtp": (linear.MODELS["qwen3_next_all"], dict()),
     "qwen3_5_mtp": (linear.MODELS["qwen3_5"], dict()),
     "qwen3_5_moe_mtp": (linear.MODELS["qwen3_5_moe"], dict()),
+    "longcat_flash_mtp": (experts.FAMILIES["longcat_flash"], dict(zero_expert_num=0)),
     "nemotron_h_mtp": (hybrid.HYBRIDS["nemotron_h_moe"], dict()),
 }
 NEMOTRON_LAYERS = ["full_attention", "moe"]  # of its module
 OWN_MODULE = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "shared_head.norm": "norm"}
+LONGCAT_MODULE = {"enorm.": "layers.0.enorm.m.", "hnorm.": "layers.0.hnorm.m.", "shared_head.norm.": "norm.",
+                  "mlp.": "layers.0.transformer_layer.mlp.", "": "layers.0."}
+
+
+class LongcatLayer(torch.nn.Module):
+    """The layer of LongCat-Flash's module, of the parts of its layers."""
+
+    def __init__(self, config):
+        super().__init__()
+        norm = lambda: longcat.LongcatFlashRMSNorm(config.hidden_size, eps=config.rms_norm_eps)  # noqa: E731
+        self.input_layernorm, self.post_attention_layernorm = norm(), norm()
+        self.self_attn, self.mlp = longcat.LongcatFlashMLA(config, 0), longcat.LongcatFlashMLP(config)
+
+    def forward(self, hidden_states, **kwargs):
+        x = hidden_states + self.self_attn(self.input_layernorm(hidden_states), **kwargs)[0]
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def longcat_tensors(name, config):
+    prefix = f"model.layers.{config.num_layers}."
+    return {prefix + key: goldens.random_parameter(name, prefix + key, tuple(value.shape))
+            for key, value in LongcatLayer(config).state_dict().items()}
+
+
+def longcat_name(tensor, layer):
+    """The name of a tensor of layer `layer`, which is the module, as LongCat publishes it; other names stay."""
+    prefix = f"model.layers.{layer}."
+    if not tensor.startswith(prefix):
+        return tensor
+    part = tensor.removeprefix(prefix)
+    usual = next(key for key in LONGCAT_MODULE if part.startswith(key))
+    return f"model.mtp.{LONGCAT_MODULE[usual]}{part.removeprefix(usual)}"
 
 
 def module_tensors(name, layer, hidden):
@@ -81,18 +116,23 @@ def nemotron_name(tensor, layer):
 def parts(config, weights, extra, dtype):
     """The model without its last layers, and a function of embeddings of pairs that is the module."""
     whole = goldens.build(config, weights, dtype)
-    nemotron = config.model_type == "nemotron_h"
-    layer = config.num_hidden_layers - (len(NEMOTRON_LAYERS) if nemotron else 1)
+    nemotron, is_longcat = config.model_type == "nemotron_h", config.model_type == "longcat_flash"
+    layer = (config.num_layers if is_longcat else
+             config.num_hidden_layers - (len(NEMOTRON_LAYERS) if nemotron else 1))
     last = whole.model.layers[layer:]
     whole.model.layers = whole.model.layers[:layer]
     module = goldens.build(config, weights, dtype)
     module.model.layers = last
+    own = {key.removeprefix(f"model.layers.{layer}."): value.to(dtype) for key, value in extra.items()}
+    if is_longcat:
+        made = LongcatLayer(module.model.config).to(dtype).eval()
+        made.load_state_dict({key: own[key] for key in made.state_dict()})
+        module.model.layers = torch.nn.ModuleList([made])
     last_norm = "norm_f" if nemotron else "norm"
     # By which the model chooses the mask of its only layer; blocks of Nemotron-H know what they are.
     if len(set(getattr(config, "layer_types", None) or [])) > 1 and not nemotron:
         module.model.config = copy.copy(module.model.config)  # a deep copy forgets how attention is computed
         module.model.config.layer_types = [config.layer_types[-1]]
-    own = {key.removeprefix(f"model.layers.{layer}."): value.to(dtype) for key, value in extra.items()}
 
     def norm(key):
         eps = config.layer_norm_epsilon if nemotron else config.rms_norm_eps
@@ -144,12 +184,14 @@ def write(out, name):
     known = AutoConfig.for_model(row["type"])
     common = goldens.COMMON | (goldens.SMALL if row not in goldens.MODELS.values() else {})
     common = {key: value for key, value in common.items() if hasattr(known, key)}
-    nemotron = row["type"] == "nemotron_h"
+    nemotron, is_longcat = row["type"] == "nemotron_h", row["type"] == "longcat_flash"
     if nemotron:
         kinds = row["config"]["layers_block_type"]
         layers = len(kinds)
         common = hybrid.COMMON
         changes = changes | {"layers_block_type": [*kinds, *NEMOTRON_LAYERS]}
+    elif is_longcat:
+        layers = row["config"]["num_layers"]
     else:
         layers = row["config"].get("num_hidden_layers", common["num_hidden_layers"])
         changes = changes | {"num_hidden_layers": layers + 1}
@@ -169,6 +211,8 @@ def write(out, name):
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight")
     extra = module_tensors(name, layers, config.hidden_size)
+    if is_longcat:
+        extra |= longcat_tensors(name, config)
 
     for salt in range(40):
         prompt = goldens.random_tokens(("prompt", name, salt), 24, config.vocab_size)
@@ -190,6 +234,9 @@ def write(out, name):
         tensors = {own_module_name(key, layers): value for key, value in tensors.items()}
     elif nemotron:
         tensors = {nemotron_name(key, layers): value for key, value in tensors.items()}
+    elif is_longcat:
+        tensors = {longcat_name(key, layers): value for key, value in tensors.items()}
+        tensors["model.mtp.embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
     else:
         tensors[f"model.layers.{layers}.shared_head.head.weight"] = tensors["lm_head.weight"]
         tensors[f"model.layers.{layers}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
@@ -198,7 +245,7 @@ def write(out, name):
     stated.pop("num_mtp_layers", None)
     if nemotron:
         stated["layers_block_type"] = kinds
-    else:
+    elif not is_longcat:
         stated |= {"num_hidden_layers": layers}
     if not own_module:
         stated["num_nextn_predict_layers"] = 1

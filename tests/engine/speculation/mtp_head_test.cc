@@ -97,7 +97,7 @@ class MtpGolden : public testing::TestWithParam<const char*> {
 };
 INSTANTIATE_TEST_SUITE_P(Models, MtpGolden,
                          testing::Values("deepseek_v3_mtp", "deepseek_v32_mtp", "glm4_moe_mtp", "qwen3_next_mtp",
-                                         "qwen3_5_mtp", "qwen3_5_moe_mtp", "nemotron_h_mtp"),
+                                         "qwen3_5_mtp", "qwen3_5_moe_mtp", "nemotron_h_mtp", "longcat_flash_mtp"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(MtpGolden, LogitsMatchPyTorch) {
@@ -181,7 +181,7 @@ class Bigrams final : public io::WeightSource {
  private:
   Tensor load(size_t index) const override {
     const io::WeightInfo& info = tensors()[index];
-    if (info.name.ends_with("shared_head.norm.weight") || info.name == "mtp.norm.weight")
+    if (info.name.ends_with("shared_head.norm.weight") || info.name.ends_with("mtp.norm.weight"))
       return plain_->get("model.norm.weight");
     if (info.name.ends_with("final_layernorm.weight")) return plain_->get("backbone.norm_f.weight");
     const Tensor values = converted_on_host(plain_->get(info.name).view, DType::f32);
@@ -271,7 +271,7 @@ std::vector<GenerationRequest> requests_of(int64_t vocab) {
 class MtpAnswers : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Models, MtpAnswers,
                          testing::Values("deepseek_v3_mtp", "deepseek_v32_mtp", "glm4_moe_mtp", "qwen3_next_mtp",
-                                         "qwen3_5_mtp", "qwen3_5_moe_mtp", "nemotron_h_mtp"),
+                                         "qwen3_5_mtp", "qwen3_5_moe_mtp", "nemotron_h_mtp", "longcat_flash_mtp"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(MtpAnswers, AreThoseWithoutIt) {
@@ -567,8 +567,12 @@ TEST(MtpFiles, ModelsWithoutAHeadAreRefused) {
   EXPECT_HAS(refused("nemotron_h_moe"),
              "the file has no head for multi-token prediction (MTP) of nemotron_h: there is no "
              "'mtp.layers.0.enorm.weight'");
+  EXPECT_HAS(refused("longcat_flash"),
+             "the file has no head for multi-token prediction (MTP) of longcat_flash: there is no "
+             "'model.mtp.layers.0.enorm.m.weight'");
   EXPECT_EQ(models::why_no_mtp(models::open_checkpoint(golden("glm4_moe_mtp"))), "");
   EXPECT_EQ(models::mtp_place(models::open_checkpoint(golden("nemotron_h_mtp"))), "mtp");
+  EXPECT_EQ(models::mtp_place(models::open_checkpoint(golden("longcat_flash_mtp"))), "model.mtp");
   EXPECT_EQ(models::mtp_place(models::open_checkpoint(golden("glm4_moe"))), "");
   EXPECT_HAS(models::why_no_mtp(models::open_config(golden("glm4_moe_mtp"))), "has no weights");
   EXPECT_HAS(refusal([] {
