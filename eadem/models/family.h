@@ -126,6 +126,7 @@ struct ModelFamily {
   // of names below a layer that begin so; the first that fits.
   std::string_view mtp_module = "mtp";
   std::span<const OwnName> mtp_names = {};
+  bool gguf_mtp = true;  // GGUF files may have the module
 
   const ModelType* find_type(std::string_view model_type) const;
   // This family's name of a key that all configs have.
