@@ -79,7 +79,7 @@ ProgramSet::Options set_options(const models::Model& model, const std::shared_pt
   environment.disabled_fusions = all_disabled(options, hardware);
   environment.op_by_op = options.op_by_op;
   environment.mesh = options.mesh();
-  if (options.num_ranks() > 1) environment.whole_outputs = {"hidden", "logits"};
+  if (options.num_ranks() > 1) environment.whole_outputs = {"hidden", "mtp_hidden", "logits"};
   const int64_t vocab = model.info().vocab;
   return {.make_graph =
               [&model, device, hardware, plan, decisions, mesh = options.mesh(),
@@ -425,6 +425,11 @@ Tensor InferEngine::logits() const {
 Tensor InferEngine::hidden_states() const {
   if (last_ == nullptr) throw InvalidArgument("no step has run yet: there are no hidden states");
   return copy_to_host(*device_, last_->program->view(last_->hidden).rows(0, last_tokens_));
+}
+
+Tensor InferEngine::mtp_hidden() const {
+  if (last_ == nullptr) throw InvalidArgument("no step has run yet: there are no hidden states");
+  return copy_to_host(*device_, last_->program->view(last_->mtp_hidden).rows(0, last_tokens_));
 }
 
 }  // namespace eadem::engine

@@ -162,6 +162,9 @@ class InferEngine {
   // Results of the last step, copied to the host: logits [logit_rows, vocab] f32 and hidden states [tokens, hidden].
   Tensor logits() const;
   Tensor hidden_states() const;
+  // What the input previous_hidden of models::MtpModel reads of each token: hidden states, or, with hyper-connections,
+  // [tokens, streams, hidden].
+  Tensor mtp_hidden() const;
 
   // Empties the cache, or replaces it by another one. Parameters stay. A configuration that contradicts the model is
   // refused and changes nothing. When memory does not suffice for the new cache, the engine is left without one and

@@ -28,6 +28,9 @@ std::unique_ptr<StepProgram> ProgramSet::step_program(std::unique_ptr<Program> p
   if (program->is_complete() && options_.bind_states) options_.bind_states(*program);
   result->layout = StepLayout(*program, options_.cache);
   result->hidden = program->output("hidden");
+  result->mtp_hidden = result->hidden;
+  for (const pipeline::GraphOutput& output : program->graph().outputs())
+    if (output.name == "mtp_hidden") result->mtp_hidden = output.value;
   result->logits = program->output("logits");
   result->token = program->output("token");
   result->logprob = program->output("logprob");

@@ -24,8 +24,10 @@ namespace eadem::engine {
 struct StepProgram {
   std::unique_ptr<pipeline::Program> program;
   StepLayout layout;
-  pipeline::ValueId hidden = pipeline::kNoValue, logits = pipeline::kNoValue, token = pipeline::kNoValue,
-                    logprob = pipeline::kNoValue, top_token = pipeline::kNoValue, top_logprob = pipeline::kNoValue;
+  // mtp_hidden: what a module for multi-token prediction reads; it is `hidden` of most models.
+  pipeline::ValueId hidden = pipeline::kNoValue, mtp_hidden = pipeline::kNoValue, logits = pipeline::kNoValue,
+                    token = pipeline::kNoValue, logprob = pipeline::kNoValue, top_token = pipeline::kNoValue,
+                    top_logprob = pipeline::kNoValue;
   pipeline::ValueId sampled_logits = pipeline::kNoValue;  // what ops::Sample reads
   StepKind kind = StepKind::prefill;
   bool filled_up = false;  // its steps have the extents of the bounds

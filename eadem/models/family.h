@@ -115,13 +115,18 @@ struct ModelFamily {
   enum class Mtp : uint8_t {
     none,
     further_layer,  // the first layer behind the last one
-    own_module,     // in directories that of "mtp.", in GGUF files the first further layer
+    own_module,     // in directories that of mtp_module, in GGUF files the first further layer
     own_layers,     // in directories layers of "mtp.", from the first on
   };
   Mtp mtp = Mtp::none;
   // Adds the module's layers behind those of the configuration. Throws Unsupported where a model cannot have them.
   // Null: a layer like the last one.
   void (*add_mtp_layers)(ModelConfig& config) = nullptr;
+  // Of own_module: how the names of its tensors begin in directories, without the dot, and what follows there the parts
+  // of names below a layer that begin so; the first that fits.
+  std::string_view mtp_module = "mtp";
+  std::span<const OwnName> mtp_names = {};
+  bool gguf_mtp = true;  // GGUF files may have the module
 
   const ModelType* find_type(std::string_view model_type) const;
   // This family's name of a key that all configs have.

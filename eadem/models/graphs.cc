@@ -48,11 +48,11 @@ BuildContext start(BuiltGraph& built, const GraphOptions& options) {
   return context;
 }
 
-ValueId build_decoder(const Model& model, BuildContext& context) {
-  const ValueId hidden = model.build_decoder(context);
+ValueId build_layers(const Model& model, BuildContext& context) {
+  const ValueId x = model.build_layers(context);
   if (context.expert_ranks > 1 && context.routers.empty())
     throw InvalidArgument("{} ranks to divide experts; the model has none", context.expert_ranks);
-  return hidden;
+  return x;
 }
 
 }  // namespace
@@ -81,11 +81,12 @@ BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options
     context.same_bits_on = rank_counts_of(model.info());
   }
   modules::Sampling().feed(context);
-  const ValueId hidden = build_decoder(model, context);
+  const ValueId x = build_layers(model, context), hidden = model.finish(context, x);
   const ValueId rows = built.graph.add_input("logit_rows", TensorType(DType::i32, {Symbol::logit_rows}));
   const ValueId wanted = modules::SelectRows().build(context, hidden, rows);
   const ValueId logits = model.head(context, wanted);
   built.graph.mark_output("hidden", hidden);
+  if (const ValueId read = model.mtp_hidden(x, hidden); read != hidden) built.graph.mark_output("mtp_hidden", read);
   built.graph.mark_output("logits", logits);
   modules::Sampling().build(context, logits);
   built.decisions = std::move(context.decisions);
@@ -100,7 +101,7 @@ BuiltGraph build_training_graph(const Model& model, const GraphOptions& options)
                       options.num_ranks);
   BuiltGraph built;
   BuildContext context = start(built, options);
-  const ValueId hidden = build_decoder(model, context);
+  const ValueId hidden = model.finish(context, build_layers(model, context));
   const ValueId labels = built.graph.add_input("labels", TensorType(DType::i32, {Symbol::tokens}));
   const ValueId logits = model.head(context, hidden);
   built.graph.mark_output("loss", modules::CrossEntropyLoss(model.info().vocab).build(context, logits, labels));

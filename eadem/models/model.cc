@@ -3,10 +3,10 @@
 
 namespace eadem::models {
 
-ValueId Model::build_decoder(BuildContext& context) const {
+ValueId Model::build_layers(BuildContext& context) const {
   ValueId x = embed(context);
   for (int index = 0; index < info().layers; ++index) x = layer(context, index, x);
-  return finish(context, x);
+  return x;
 }
 
 std::vector<WeightRecipe> Model::recipes(const ParameterInfo& parameter, CheckpointFormat) const {

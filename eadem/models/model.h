@@ -59,13 +59,20 @@ class Model {
   //   layer   hidden states to those after layer `index`, 0 <= index < info().layers
   //   finish  the last layer's hidden states to those that the head reads, normalized
   //   head    hidden states [rows, hidden] to logits [rows, vocab], f32
+  // With hyper-connections hidden states of layers are [tokens, streams, hidden].
   virtual ValueId embed(BuildContext& context) const = 0;
   virtual ValueId layer(BuildContext& context, int index, ValueId x) const = 0;
   virtual ValueId finish(BuildContext& context, ValueId x) const = 0;
   virtual ValueId head(BuildContext& context, ValueId hidden) const = 0;
 
-  // embed, every layer, finish.
-  ValueId build_decoder(BuildContext& context) const;
+  // What a module for multi-token prediction reads of a token: of x, which the last layer gave, and `finished`, which
+  // finish made of it.
+  virtual ValueId mtp_hidden(ValueId /*x*/, ValueId finished) const { return finished; }
+
+  // embed and every layer.
+  ValueId build_layers(BuildContext& context) const;
+  // build_layers and finish.
+  ValueId build_decoder(BuildContext& context) const { return finish(context, build_layers(context)); }
 
   // Every parameter, in the order in which checkpoints are written; none for a model that is never read from files.
   virtual std::vector<ParameterInfo> parameters() const { return {}; }

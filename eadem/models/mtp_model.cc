@@ -13,7 +13,7 @@ using pipeline::Graph;
 
 namespace {
 
-constexpr const char* kSharedHead = "shared_head";
+constexpr const char *kSharedHead = "shared_head", *kStreamHead = "hc_head";
 
 // The model with the module's layers.
 ModelConfig with_own_layers(const Decoder& model) {
@@ -37,8 +37,9 @@ MtpModel::MtpModel(const Decoder& model)
       layer_(static_cast<int>(model.info().layers)),
       scope_("layers." + std::to_string(layer_)),
       info_(model.info()),
-      input_(model.decoder_spec().norm, info_.hidden, layer_),
-      norm_(model.decoder_spec().norm) {
+      input_(model.decoder_spec().norm, info_.hidden, model.decoder_spec().streams, layer_),
+      norm_(model.decoder_spec().norm),
+      streams_(model.decoder_spec().streams) {
   norm_.name = "norm";
   info_.layers = longer_.info().layers - layer_;
 }
@@ -56,8 +57,9 @@ ValueId MtpModel::embed(BuildContext& context) const {
     throw Unsupported("a head for multi-token prediction (MTP) of {} over several ranks", info_.architecture);
   const ValueId tokens = longer_.embed(context);
   const DType activations = context.hardware.of(modules::Role::embedding).precision.activations.value;
-  const ValueId previous =
-      context.graph.add_input("previous_hidden", TensorType(activations, {Symbol::tokens, hidden()}));
+  const ValueId previous = context.graph.add_input(
+      "previous_hidden", streams_.streams > 0 ? TensorType(activations, {Symbol::tokens, streams_.streams, hidden()})
+                                              : TensorType(activations, {Symbol::tokens, hidden()}));
   const Graph::Scope model(context.graph, "model");
   const Graph::Scope layer(context.graph, scope_, layer_);
   return input_.build(context, tokens, previous);
@@ -70,6 +72,7 @@ ValueId MtpModel::layer(BuildContext& context, int index, ValueId x) const {
 ValueId MtpModel::finish(BuildContext& context, ValueId x) const {
   const Graph::Scope model(context.graph, "model");
   const Graph::Scope layer(context.graph, scope_, layer_);
+  if (streams_.streams > 0) x = modules::HyperConnections(streams_).merge(context, kStreamHead, x);
   const Graph::Scope head(context.graph, kSharedHead);
   return modules::Norm(norm_, hidden()).build(context, x, layer_);
 }
@@ -85,34 +88,31 @@ std::vector<ParameterInfo> MtpModel::parameters() const {
   for (const ParameterInfo& each : longer_.parameters()) {
     if (is_own(each.name) || each.name == "model.embed_tokens.weight" || each.name == "lm_head.weight")
       list.push_back(each);
-    if (each.name != "model.embed_tokens.weight") continue;
-    modules::list_parameters(input_.token_norm(), hidden(), prefix, list);
-    modules::list_parameters(input_.previous_norm(), hidden(), prefix, list);
-    list.push_back({prefix + "eh_proj.weight", Shape{hidden(), 2 * hidden()}});
+    if (each.name == "model.embed_tokens.weight") input_.list_parameters(prefix, list);
   }
+  if (streams_.streams > 0) modules::list_parameters(streams_, true, prefix + kStreamHead + ".", list);
   modules::list_parameters(norm_, hidden(), prefix + kSharedHead + ".", list);
   return list;
 }
 
 std::string MtpModel::place(CheckpointFormat format) const {
   if (format == CheckpointFormat::gguf) return fmt::format("blk.{}", layer_);
-  return longer_.family().mtp == ModelFamily::Mtp::further_layer ? "model." + scope_ : "mtp";
+  switch (longer_.family().mtp) {
+    case ModelFamily::Mtp::further_layer: return "model." + scope_;
+    case ModelFamily::Mtp::own_module: return std::string(longer_.family().mtp_module);
+    default: return "mtp";
+  }
 }
 
 namespace {
 
-// In the order in which they are looked for.
-constexpr std::pair<std::string_view, std::string_view> kOwnModuleNames[] = {{"enorm.", "pre_fc_norm_embedding."},
-                                                                             {"hnorm.", "pre_fc_norm_hidden."},
-                                                                             {"eh_proj.", "fc."},
-                                                                             {"shared_head.norm.", "norm."},
-                                                                             {"", "layers.0."}};
-
-std::string name_in_own_module(const std::string& tensor, const std::string& layer) {
-  if (!tensor.starts_with(layer)) return tensor;
-  const std::string_view rest = std::string_view(tensor).substr(layer.size());
-  for (const auto& [usual, own] : kOwnModuleNames)
-    if (rest.starts_with(usual)) return fmt::format("mtp.{}{}", own, rest.substr(usual.size()));
+std::string name_in_own_module(const std::string& tensor, const std::string& layer, const ModelFamily& family) {
+  const size_t at = tensor.find(layer);
+  if (at == std::string::npos) return tensor;
+  const std::string_view rest = std::string_view(tensor).substr(at + layer.size());
+  for (const OwnName& name : family.mtp_names)
+    if (rest.starts_with(name.usual))
+      return fmt::format("{}.{}{}", family.mtp_module, name.own, rest.substr(name.usual.size()));
   return tensor;
 }
 
@@ -141,12 +141,17 @@ std::vector<WeightRecipe> MtpModel::recipes(const ParameterInfo& parameter, Chec
   std::vector<WeightRecipe> recipes = longer_.recipes(parameter, format);
   const ModelFamily::Mtp mtp = longer_.family().mtp;
   if (mtp == ModelFamily::Mtp::further_layer || format != CheckpointFormat::huggingface) return recipes;
-  const std::string layer = fmt::format("model.{}.", scope_);
-  for (WeightRecipe& recipe : recipes)
+  const std::string layer = scope_ + ".";
+  std::vector<WeightRecipe> renamed;
+  for (WeightRecipe& recipe : recipes) {
     rename_leaves(recipe, [&](const std::string& tensor) {
-      return mtp == ModelFamily::Mtp::own_layers ? name_in_own_layers(tensor) : name_in_own_module(tensor, layer);
+      return mtp == ModelFamily::Mtp::own_layers ? name_in_own_layers(tensor)
+                                                 : name_in_own_module(tensor, layer, longer_.family());
     });
-  return recipes;
+    // Where a family has two names for a tensor, the module may have one.
+    if (renamed.empty() || renamed.back().names() != recipe.names()) renamed.push_back(std::move(recipe));
+  }
+  return renamed;
 }
 
 namespace {
@@ -173,8 +178,11 @@ std::string why_no_mtp(const Checkpoint& checkpoint) {
     return fmt::format(
         "{}: the head for multi-token prediction (MTP) has an embedding of its own, '{}'; heads here read the model's",
         checkpoint.weights->path(), kOwnEmbedding);
-  const ParameterReader reader(module);
   const CheckpointFormat format = format_of(*checkpoint.weights);
+  if (format == CheckpointFormat::gguf && !checkpoint.model->config()->family().gguf_mtp)
+    return fmt::format("{}: GGUF files of {} have no head for multi-token prediction (MTP) that is read",
+                       checkpoint.weights->path(), checkpoint.model->info().architecture);
+  const ParameterReader reader(module);
   for (const ParameterInfo& parameter : module.model->parameters())
     if (reader.recipe(parameter.name) == nullptr)
       return fmt::format("{}: the file has no head for multi-token prediction (MTP) of {}: there is no '{}'",

@@ -213,6 +213,7 @@ TEST(Ranks, AHeadProposesOnTheFirstOfThem) {
   for (const Row& row : {Row{"deepseek_v3_mtp", MeshAxis::tp, 2},
                          {"deepseek_v3_mtp", MeshAxis::ep, 2},
                          {"glm4_moe_mtp", MeshAxis::tp, 3},
+                         {"deepseek_v4_mtp", MeshAxis::ep, 2},
                          {"qwen3_next_mtp", MeshAxis::tp, 2},
                          {"qwen3_next_mtp", MeshAxis::ep, 2}}) {
     SCOPED_TRACE(fmt::format("{} over {}", row.model, mesh_axis_name(row.divide)));

@@ -267,6 +267,26 @@ TEST(Regex, TheLimitIsOfTheWholeText) {
   EXPECT_THROW(scan_all(), InvalidArgument);
 }
 
+// The third text needs more than the 32 KiB of the thread's stack, so that its match begins again.
+TEST(Regex, AMatchThatNeedsALargerStackCountsItsStepsOnce) {
+  const Regex regex("(?:ab|c)*d", "test");
+  const auto steps = [&](int64_t pairs) {
+    std::string text;
+    for (int64_t i = 0; i < pairs; ++i) text += "ab";
+    text += 'd';
+    TextWork work(text.size());
+    Regex::Scanner scanner(regex, work);
+    scanner.scan(text);
+    size_t begin = 1, end = 0;
+    EXPECT_TRUE(scanner.next(begin, end)) << pairs;
+    EXPECT_EQ(begin, 0u) << pairs;
+    EXPECT_EQ(end, text.size()) << pairs;
+    return static_cast<int64_t>(work.regex_steps);
+  };
+  const int64_t of_pair = steps(11) - steps(10);
+  EXPECT_EQ(steps(40000), steps(10) + 39990 * of_pair);
+}
+
 TEST(Regex, Cancelled) {
   const Regex regex("(?:a|aa){1,20}[bc]", "evil.json");
   const std::string text(4000, 'a');

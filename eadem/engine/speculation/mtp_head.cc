@@ -13,7 +13,7 @@ MtpHead::MtpHead(std::unique_ptr<InferEngine> engine, const InferEngine& model, 
   EADEM_CHECK(row_bytes_ > 0, "{} reads no hidden states", engine_->model().info().architecture);
   const auto dtype_of = [](const InferEngine& each) {
     const StepProgram& program = each.programs().prefill();
-    return program.program->graph().value(program.hidden).type.dtype;
+    return program.program->graph().value(program.mtp_hidden).type.dtype;
   };
   if (dtype_of(*engine_) != dtype_of(model))
     throw Unsupported("the MTP head reads hidden states in {}; those of the model are in {}",
@@ -23,7 +23,7 @@ MtpHead::MtpHead(std::unique_ptr<InferEngine> engine, const InferEngine& model, 
 // --- Hidden states of the model.
 
 void MtpHead::see(std::span<const RequestId> ids, std::span<const StepSequence> plan, const InferEngine& engine) {
-  const Tensor hidden = engine.hidden_states();
+  const Tensor hidden = engine.mtp_hidden();
   const auto* data = static_cast<const std::byte*>(hidden.view.data);
   for (size_t i = 0; i < plan.size(); ++i) {
     const size_t size = plan[i].tokens.size() * static_cast<size_t>(row_bytes_);
@@ -137,7 +137,7 @@ void MtpHead::step() {
   const bool goes_on = std::any_of(active_.begin(), active_.end(), [](const Active& each) {
     return std::ssize(each.proposal->drafts) + 1 < each.depth;
   });
-  const Tensor hidden = goes_on ? engine_->hidden_states() : Tensor();
+  const Tensor hidden = goes_on ? engine_->mtp_hidden() : Tensor();
   int64_t token = 0;  // of the step
   size_t row = 0, left = 0;
   for (size_t i = 0; i < active_.size(); ++i) {

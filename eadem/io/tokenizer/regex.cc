@@ -176,7 +176,7 @@ struct Regex::Scanner::State {
   size_t last_seen = 0;                      // position at the previous callout
   pcre2_match_data* data = nullptr;
   pcre2_match_context* context = nullptr;
-  pcre2_jit_stack* stack = nullptr;
+  pcre2_jit_stack* stack = nullptr;  // null until a match needs it
 
   State(const Compiled& compiled_regex, TextWork& limits) : compiled(compiled_regex), work(limits) {}
   ~State() {
@@ -195,6 +195,24 @@ struct Regex::Scanner::State {
     return ends ? PCRE2_ERROR_CALLOUT : 0;
   }
 
+  // Matches from `pos` on. Compiled patterns use 32 KiB of the thread's own stack; few need more, and a stack of their
+  // own takes longer to make than a short text to match. The match begins again with it, and its steps count once.
+  int match() {
+    const auto once = [&] {
+      last_seen = pos;
+      // The text was validated on entry.
+      return pcre2_match(compiled.code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), pos, PCRE2_NO_UTF_CHECK,
+                         data, context);
+    };
+    const uint64_t steps = work.regex_steps;
+    const int rc = once();
+    if (rc != PCRE2_ERROR_JIT_STACKLIMIT || stack != nullptr) return rc;
+    stack = checked(pcre2_jit_stack_create(64 << 10, 16 << 20, nullptr));
+    pcre2_jit_stack_assign(context, nullptr, stack);
+    work.regex_steps = steps;
+    return once();
+  }
+
   [[noreturn]] void give_up(int rc) const {
     work.check();
     if (rc == PCRE2_ERROR_CALLOUT) {
@@ -210,8 +228,6 @@ struct Regex::Scanner::State {
 Regex::Scanner::Scanner(const Regex& regex, TextWork& work) : state_(std::make_unique<State>(*regex.compiled_, work)) {
   state_->data = checked(pcre2_match_data_create_from_pattern(regex.compiled_->code, nullptr));
   state_->context = checked(pcre2_match_context_create(nullptr));
-  state_->stack = checked(pcre2_jit_stack_create(64 << 10, 16 << 20, nullptr));
-  pcre2_jit_stack_assign(state_->context, nullptr, state_->stack);
   pcre2_set_match_limit(state_->context, UINT32_MAX);  // steps are what is limited
   pcre2_set_heap_limit(state_->context, 64 << 10);     // KiB, for the interpreter
   pcre2_set_callout(state_->context, State::count_step, state_.get());
@@ -230,10 +246,7 @@ bool Regex::Scanner::next(size_t& begin, size_t& end) {
   State& s = *state_;
   while (s.pos <= s.text.size()) {
     s.work.tick();
-    s.last_seen = s.pos;
-    // The text was validated on entry.
-    const int rc = pcre2_match(s.compiled.code, reinterpret_cast<PCRE2_SPTR>(s.text.data()), s.text.size(), s.pos,
-                               PCRE2_NO_UTF_CHECK, s.data, s.context);
+    const int rc = s.match();
     if (rc == PCRE2_ERROR_NOMATCH) break;
     if (rc < 0) s.give_up(rc);
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(s.data);

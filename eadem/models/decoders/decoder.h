@@ -44,6 +44,7 @@ class Decoder final : public Model {
   ValueId layer(BuildContext& context, int index, ValueId x) const override;
   ValueId finish(BuildContext& context, ValueId x) const override;
   ValueId head(BuildContext& context, ValueId hidden) const override;
+  ValueId mtp_hidden(ValueId x, ValueId finished) const override { return spec_.streams.streams > 0 ? x : finished; }
   std::vector<ParameterInfo> parameters() const override { return parameters_of(spec_); }
   std::vector<WeightRecipe> recipes(const ParameterInfo& parameter, CheckpointFormat format) const override;
   bool may_ignore(const std::string& tensor) const override;

@@ -9,6 +9,7 @@
 
 #include "eadem/models/config/config_text.h"
 #include "eadem/models/decoders/decoder.h"
+#include "eadem/models/family.h"
 #include "eadem/models/weight_recipe.h"
 
 namespace eadem::models {
@@ -23,6 +24,13 @@ inline constexpr std::string_view kLinearGgufKeys =
 void read_linear_gguf(const io::GgufFile& file, const std::string& prefix, ModelConfig& result);
 // Throws Unsupported for layers that follow no interval, and for heads whose keys and values differ in width.
 void write_linear_gguf(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+
+// Names of the module for multi-token prediction, as mtp_names of a family.
+inline constexpr OwnName kLinearMtpNames[] = {{"enorm.", "pre_fc_norm_embedding."},
+                                              {"hnorm.", "pre_fc_norm_hidden."},
+                                              {"eh_proj.", "fc."},
+                                              {"shared_head.norm.", "norm."},
+                                              {"", "layers.0."}};
 
 // Puts linear attention into the layers that have it, and gates into the others.
 void set_linear_layers(const ModelConfig& config, DecoderSpec& spec);

@@ -11,10 +11,15 @@ transformers leaves these tensors out. The module is built of its parts here, as
 
 The decoder layer is the last one of a transformers model that has a layer more, whose own code runs it: masks, rotation,
 experts and all. Of models with linear attention that layer has attention, and of Nemotron-H there are two, attention and
-experts. Each folder is a checkpoint as published, with the module's tensors below "model.layers.N." of N layers, or, of
-Qwen and Nemotron-H, below "mtp.".
+experts. Of LongCat-Flash that layer has one attention and one MLP, and is made of transformers' own here. Each folder is a
+checkpoint as published, with the module's tensors below "model.layers.N." of N layers, or, of Qwen and Nemotron-H, below
+"mtp.", or, of LongCat-Flash, below "model.mtp.". With DeepSeek-V4's streams s, of which the module reads those before they
+are merged, all under published names, the module's below "mtp.0.":
 
-mtp.safetensors:  prompt i32 [T];  hidden f32 [T, hidden]: the model's own;  mtp_logits, mtp_hidden f32 [T - 1, ...] and
+    x_s = e_proj(enorm(embedding of token i + 1)) + h_proj(hnorm(stream s of token i, after the last layer))
+    h   = streams after decoder layer(x)            logits of token i + 2 = lm_head(norm(hc_head(h)))
+
+mtp.safetensors:  prompt i32 [T];  hidden f32 [T, hidden], or [T, streams, hidden]: the model's own;  mtp_logits, mtp_hidden f32 [T - 1, ...] and
 mtp_logits_f64: of the pairs 0 ... T - 2;  drafts i32 [4]: tokens that the module proposes behind the prompt, one after the other,
 each from the module's hidden state of the pair before.
 """
@@ -34,8 +39,13 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.models.longcat_flash import modeling_longcat_flash as longcat
 
 DRAFTS = 4
+# A layer of each kind.
+V4 = experts.FAMILIES["deepseek_v4"] | {"config": experts.FAMILIES["deepseek_v4"]["config"] | dict(
+    num_hidden_layers=3, layer_types=experts.FAMILIES["deepseek_v4"]["config"]["layer_types"][:3],
+    mlp_layer_types=["hash_moe", "moe", "moe"])}
 # Of rows of other scripts, and what is changed of them. Vocabularies have room for the tokenizer of tests/data/chat/small.
 ROWS = {
     "deepseek_v3_mtp": (goldens.MODELS["deepseek_v3"], dict(vocab_size=384)),
@@ -44,16 +54,62 @@ ROWS = {
     "qwen3_next_mtp": (linear.MODELS["qwen3_next_all"], dict()),
     "qwen3_5_mtp": (linear.MODELS["qwen3_5"], dict()),
     "qwen3_5_moe_mtp": (linear.MODELS["qwen3_5_moe"], dict()),
+    "longcat_flash_mtp": (experts.FAMILIES["longcat_flash"], dict(vocab_size=384, zero_expert_num=0)),
+    "deepseek_v4_mtp": (V4, dict(vocab_size=384)),
     "nemotron_h_mtp": (hybrid.HYBRIDS["nemotron_h_moe"], dict()),
 }
 NEMOTRON_LAYERS = ["full_attention", "moe"]  # of its module
 OWN_MODULE = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "shared_head.norm": "norm"}
+LONGCAT_MODULE = {"enorm.": "layers.0.enorm.m.", "hnorm.": "layers.0.hnorm.m.", "shared_head.norm.": "norm.",
+                  "mlp.": "layers.0.transformer_layer.mlp.", "": "layers.0."}
 
 
-def module_tensors(name, layer, hidden):
+class LongcatLayer(torch.nn.Module):
+    """The layer of LongCat-Flash's module, of the parts of its layers."""
+
+    def __init__(self, config):
+        super().__init__()
+        norm = lambda: longcat.LongcatFlashRMSNorm(config.hidden_size, eps=config.rms_norm_eps)  # noqa: E731
+        self.input_layernorm, self.post_attention_layernorm = norm(), norm()
+        self.self_attn, self.mlp = longcat.LongcatFlashMLA(config, 0), longcat.LongcatFlashMLP(config)
+
+    def forward(self, hidden_states, **kwargs):
+        x = hidden_states + self.self_attn(self.input_layernorm(hidden_states), **kwargs)[0]
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def longcat_tensors(name, config):
+    prefix = f"model.layers.{config.num_layers}."
+    return {prefix + key: goldens.random_parameter(name, prefix + key, tuple(value.shape))
+            for key, value in LongcatLayer(config).state_dict().items()}
+
+
+def longcat_name(tensor, layer):
+    """The name of a tensor of layer `layer`, which is the module, as LongCat publishes it; other names stay."""
     prefix = f"model.layers.{layer}."
-    shapes = {"enorm.weight": (hidden,), "hnorm.weight": (hidden,), "eh_proj.weight": (hidden, 2 * hidden),
-              "shared_head.norm.weight": (hidden,)}
+    if not tensor.startswith(prefix):
+        return tensor
+    part = tensor.removeprefix(prefix)
+    usual = next(key for key in LONGCAT_MODULE if part.startswith(key))
+    return f"model.mtp.{LONGCAT_MODULE[usual]}{part.removeprefix(usual)}"
+
+
+def v4_name(tensor, layer):
+    """The published name of a tensor, also of layer `layer`, which is the module."""
+    name = tensor.removeprefix("model.").replace("embed_tokens.", "embed.").replace("hc_head.hc_", "hc_head_")
+    name = name.replace(".attn.norm.", ".attn.kv_norm.").replace(f"layers.{layer}.", "mtp.0.")
+    return name.replace(".shared_head.norm.", ".norm.")
+
+
+def module_tensors(name, layer, config):
+    prefix, hidden = f"model.layers.{layer}.", config.hidden_size
+    shapes = {"enorm.weight": (hidden,), "hnorm.weight": (hidden,), "shared_head.norm.weight": (hidden,)}
+    if config.model_type == "deepseek_v4":
+        streams = config.hc_mult
+        shapes |= {"e_proj.weight": (hidden, hidden), "h_proj.weight": (hidden, hidden), "hc_head_scale": (1,),
+                   "hc_head_fn": (streams, streams * hidden), "hc_head_base": (streams,)}
+    else:
+        shapes |= {"eh_proj.weight": (hidden, 2 * hidden)}
     return {prefix + key: goldens.random_parameter(name, prefix + key, shape) for key, shape in shapes.items()}
 
 
@@ -81,24 +137,32 @@ def nemotron_name(tensor, layer):
 def parts(config, weights, extra, dtype):
     """The model without its last layers, and a function of embeddings of pairs that is the module."""
     whole = goldens.build(config, weights, dtype)
-    nemotron = config.model_type == "nemotron_h"
-    layer = config.num_hidden_layers - (len(NEMOTRON_LAYERS) if nemotron else 1)
+    nemotron, is_longcat = config.model_type == "nemotron_h", config.model_type == "longcat_flash"
+    layer = (config.num_layers if is_longcat else
+             config.num_hidden_layers - (len(NEMOTRON_LAYERS) if nemotron else 1))
     last = whole.model.layers[layer:]
     whole.model.layers = whole.model.layers[:layer]
     module = goldens.build(config, weights, dtype)
     module.model.layers = last
+    own = {key.removeprefix(f"model.layers.{layer}."): value.to(dtype) for key, value in extra.items()}
+    if is_longcat:
+        made = LongcatLayer(module.model.config).to(dtype).eval()
+        made.load_state_dict({key: own[key] for key in made.state_dict()})
+        module.model.layers = torch.nn.ModuleList([made])
     last_norm = "norm_f" if nemotron else "norm"
     # By which the model chooses the mask of its only layer; blocks of Nemotron-H know what they are.
     if len(set(getattr(config, "layer_types", None) or [])) > 1 and not nemotron:
         module.model.config = copy.copy(module.model.config)  # a deep copy forgets how attention is computed
         module.model.config.layer_types = [config.layer_types[-1]]
-    own = {key.removeprefix(f"model.layers.{layer}."): value.to(dtype) for key, value in extra.items()}
 
     def norm(key):
         eps = config.layer_norm_epsilon if nemotron else config.rms_norm_eps
         made = type(getattr(module.model, last_norm))(config.hidden_size, eps=eps).to(dtype)
         made.weight.copy_(own[key])
         return made
+
+    if config.model_type == "deepseek_v4":
+        return whole, v4_run(whole, module, own, norm)
 
     enorm, hnorm = norm("enorm.weight"), norm("hnorm.weight")
     setattr(module.model, last_norm, norm("shared_head.norm.weight"))
@@ -113,6 +177,35 @@ def parts(config, weights, extra, dtype):
     return whole, run
 
 
+def v4_streams(model, **inputs):
+    """The streams of a model of deepseek_v4 after its last layer, before they are merged, and the hidden states."""
+    seen = []
+    hook = model.model.hc_head.register_forward_pre_hook(lambda module, args: seen.append(args[0][0]))
+    hidden = model.model(use_cache=False, **inputs).last_hidden_state[0]
+    hook.remove()
+    return seen[0], hidden
+
+
+def v4_run(whole, module, own, norm):
+    enorm, hnorm = norm("enorm.weight"), norm("hnorm.weight")
+    module.model.norm = norm("shared_head.norm.weight")
+    for part in ("fn", "base", "scale"):
+        getattr(module.model.hc_head, f"hc_{part}").copy_(own[f"hc_head_{part}"])
+
+    def run(tokens, streams):
+        """Streams and logits of pairs (token i + 1, streams of position i)."""
+        embeddings = whole.get_input_embeddings()(torch.from_numpy(np.asarray(tokens, np.int64)))
+        e = enorm(embeddings) @ own["e_proj.weight"].T
+        x = hnorm(streams) @ own["h_proj.weight"].T + e[:, None]
+        # The model begins with equal streams; its only layer gets these.
+        hook = module.model.layers[0].register_forward_pre_hook(lambda layer, args: (x[None], *args[1:]))
+        h, hidden = v4_streams(module, inputs_embeds=e[None])
+        hook.remove()
+        return h, module.lm_head(hidden)
+
+    return run
+
+
 @torch.no_grad()
 def compute(config, weights, extra, dtype, prompt):
     with goldens.precision(dtype):
@@ -120,6 +213,8 @@ def compute(config, weights, extra, dtype, prompt):
         ids = torch.from_numpy(np.asarray(prompt, np.int64))[None]
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[0]
         first = model.lm_head(hidden[-1]).argmax().item()
+        if config.model_type == "deepseek_v4":
+            hidden = v4_streams(model, input_ids=ids)[0]
         h, logits = run(prompt[1:], hidden[:-1])
         half = len(prompt) // 2
         assert (run(prompt[1:half], hidden[:half - 1])[0] - h[:half - 1]).abs().max() < 1e-4, "a pair sees later ones"
@@ -144,15 +239,21 @@ def write(out, name):
     known = AutoConfig.for_model(row["type"])
     common = goldens.COMMON | (goldens.SMALL if row not in goldens.MODELS.values() else {})
     common = {key: value for key, value in common.items() if hasattr(known, key)}
-    nemotron = row["type"] == "nemotron_h"
+    nemotron, is_longcat = row["type"] == "nemotron_h", row["type"] == "longcat_flash"
     if nemotron:
         kinds = row["config"]["layers_block_type"]
         layers = len(kinds)
         common = hybrid.COMMON
         changes = changes | {"layers_block_type": [*kinds, *NEMOTRON_LAYERS]}
+    elif is_longcat:
+        layers = row["config"]["num_layers"]
     else:
         layers = row["config"].get("num_hidden_layers", common["num_hidden_layers"])
         changes = changes | {"num_hidden_layers": layers + 1}
+    is_v4 = row["type"] == "deepseek_v4"
+    if is_v4:
+        changes = changes | {"layer_types": [*row["config"]["layer_types"], "sliding_attention"],
+                             "mlp_layer_types": [*row["config"]["mlp_layer_types"], "moe"]}
     own_module = row in linear.MODELS.values()
     if own_module:
         changes = changes | {"layer_types": [*row["config"]["layer_types"], "full_attention"]}
@@ -168,7 +269,9 @@ def write(out, name):
     weights = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight")
-    extra = module_tensors(name, layers, config.hidden_size)
+    extra = module_tensors(name, layers, config)
+    if is_longcat:
+        extra |= longcat_tensors(name, config)
 
     for salt in range(40):
         prompt = goldens.random_tokens(("prompt", name, salt), 24, config.vocab_size)
@@ -190,6 +293,11 @@ def write(out, name):
         tensors = {own_module_name(key, layers): value for key, value in tensors.items()}
     elif nemotron:
         tensors = {nemotron_name(key, layers): value for key, value in tensors.items()}
+    elif is_v4:
+        tensors = {v4_name(key, layers): value for key, value in tensors.items()}
+    elif is_longcat:
+        tensors = {longcat_name(key, layers): value for key, value in tensors.items()}
+        tensors["model.mtp.embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
     else:
         tensors[f"model.layers.{layers}.shared_head.head.weight"] = tensors["lm_head.weight"]
         tensors[f"model.layers.{layers}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
@@ -198,7 +306,7 @@ def write(out, name):
     stated.pop("num_mtp_layers", None)
     if nemotron:
         stated["layers_block_type"] = kinds
-    else:
+    elif not is_longcat:
         stated |= {"num_hidden_layers": layers}
     if not own_module:
         stated["num_nextn_predict_layers"] = 1

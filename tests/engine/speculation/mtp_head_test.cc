@@ -64,7 +64,7 @@ class MtpGolden : public testing::TestWithParam<const char*> {
         prompt(ids_of(expected->get("prompt"))),
         model(model_of(checkpoint, contiguous(1, 64))) {
     model->forward({.input_ids = prompt, .input_lengths = {static_cast<int32_t>(prompt.size())}, .cache_lengths = {0}});
-    hidden = model->hidden_states();
+    hidden = model->mtp_hidden();
   }
 
   // Logits of the pairs of the prompt, which are read in chunks.
@@ -97,7 +97,8 @@ class MtpGolden : public testing::TestWithParam<const char*> {
 };
 INSTANTIATE_TEST_SUITE_P(Models, MtpGolden,
                          testing::Values("deepseek_v3_mtp", "deepseek_v32_mtp", "glm4_moe_mtp", "qwen3_next_mtp",
-                                         "qwen3_5_mtp", "qwen3_5_moe_mtp", "nemotron_h_mtp"),
+                                         "qwen3_5_mtp", "qwen3_5_moe_mtp", "nemotron_h_mtp", "longcat_flash_mtp",
+                                         "deepseek_v4_mtp"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(MtpGolden, LogitsMatchPyTorch) {
@@ -181,23 +182,29 @@ class Bigrams final : public io::WeightSource {
  private:
   Tensor load(size_t index) const override {
     const io::WeightInfo& info = tensors()[index];
-    if (info.name.ends_with("shared_head.norm.weight") || info.name == "mtp.norm.weight")
+    if (info.name.ends_with("shared_head.norm.weight") || info.name.ends_with("mtp.norm.weight"))
       return plain_->get("model.norm.weight");
+    if (info.name.ends_with("tid2eid")) return plain_->get(info.name);
     if (info.name.ends_with("final_layernorm.weight")) return plain_->get("backbone.norm_f.weight");
+    constexpr std::string_view kV4 = "mtp.0.";  // has a norm of its own, and weights that merge streams
+    for (const std::string_view part : {"norm.weight", "hc_head_"})
+      if (info.name.starts_with(kV4) && std::string_view(info.name).substr(kV4.size()).starts_with(part))
+        return plain_->get(info.name.substr(kV4.size()));
     const Tensor values = converted_on_host(plain_->get(info.name).view, DType::f32);
     auto* data = values.view.as<float>();
     const auto has = [&](const char* part) { return info.name.find(part) != std::string::npos; };
-    const bool joins = has("eh_proj") || has("mtp.fc.");
+    const bool joins = has("eh_proj") || has("mtp.fc."), adds = has("mtp.0.e_proj.") || has("mtp.0.h_proj.");
     const int64_t count = values.view.num_elements();
-    if (has("o_proj") || has("out_proj") || has("down_proj"))
+    if (has("o_proj") || has("out_proj") || has("down_proj") || has(".wo_b.") || has(".w2."))
       std::transform(data, data + count, data, [&](float value) { return share_ * value; });
-    if (joins || has("mtp.pre_fc_norm")) std::fill_n(data, count, 0.0f);  // Qwen's norms multiply by 1 + weight
+    if (joins || adds || has("mtp.pre_fc_norm")) std::fill_n(data, count, 0.0f);  // Qwen's norms multiply by 1 + weight
     if (has("enorm") || has("hnorm")) std::fill_n(data, count, 1.0f);
     const int64_t hidden = info.shape[0];
     for (int64_t i = 0; joins && i < hidden; ++i) {
       data[i * 2 * hidden + i] = 1;
       data[i * 2 * hidden + hidden + i] = mix_;
     }
+    for (int64_t i = 0; adds && i < hidden; ++i) data[i * hidden + i] = has("e_proj") ? 1 : mix_;
     return values;
   }
   Tensor load_bytes(size_t index) const override { return plain_->get_bytes(tensors()[index].name); }
@@ -271,7 +278,8 @@ std::vector<GenerationRequest> requests_of(int64_t vocab) {
 class MtpAnswers : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Models, MtpAnswers,
                          testing::Values("deepseek_v3_mtp", "deepseek_v32_mtp", "glm4_moe_mtp", "qwen3_next_mtp",
-                                         "qwen3_5_mtp", "qwen3_5_moe_mtp", "nemotron_h_mtp"),
+                                         "qwen3_5_mtp", "qwen3_5_moe_mtp", "nemotron_h_mtp", "longcat_flash_mtp",
+                                         "deepseek_v4_mtp"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(MtpAnswers, AreThoseWithoutIt) {
@@ -279,7 +287,10 @@ TEST_P(MtpAnswers, AreThoseWithoutIt) {
     const float share = mix > 0 ? 0.05f : 0;
     const Checkpoint checkpoint =
         mix < 0 ? models::open_checkpoint(golden(GetParam())) : bigrams(GetParam(), mix, share);
-    const auto engine = model_of(checkpoint, speculating(3));
+    EngineOptions options = speculating(3);
+    if (std::string_view(GetParam()) == "deepseek_v4_mtp")  // has rows of 4 and of 12 tokens
+      std::get<PagedKVCacheConfig>(options.cache).block_size = 24;
+    const auto engine = model_of(checkpoint, options);
     const std::vector<GenerationRequest> requests = requests_of(engine->model().info().vocab);
     const auto head = head_of(checkpoint, *engine, contiguous(3, 96, 16));
     const SpeculatingRun plain = run_with(*engine, requests, nullptr);
@@ -414,7 +425,8 @@ class MtpLlm : public testing::TestWithParam<const char*> {
     checkpoint.weights =
         std::make_shared<Bigrams>(std::make_shared<Padded>(checkpoint.weights), 0.3f, states() ? 0.05f : 0.0f);
     EngineOptions options;
-    options.cache = PagedKVCacheConfig{.block_size = 16, .max_batch_size = 3, .max_cache_len = 120};
+    const int64_t block = std::string_view(GetParam()) == "deepseek_v4_mtp" ? 24 : 16;
+    options.cache = PagedKVCacheConfig{.block_size = block, .max_batch_size = 3, .max_cache_len = 120};
     return std::make_unique<LLM>(std::move(checkpoint), cpu(), options, Logger(LogLevel::warning),
                                  std::function<void(int64_t, int64_t)>{}, SpeculationOptions::of(speculate));
   }
@@ -424,7 +436,9 @@ class MtpLlm : public testing::TestWithParam<const char*> {
 
   fs::path folder;
 };
-INSTANTIATE_TEST_SUITE_P(Models, MtpLlm, testing::Values("glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp"),
+INSTANTIATE_TEST_SUITE_P(Models, MtpLlm,
+                         testing::Values("glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "longcat_flash_mtp",
+                                         "deepseek_v4_mtp"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(MtpLlm, CompletionsAreThoseWithoutIt) {
@@ -567,8 +581,15 @@ TEST(MtpFiles, ModelsWithoutAHeadAreRefused) {
   EXPECT_HAS(refused("nemotron_h_moe"),
              "the file has no head for multi-token prediction (MTP) of nemotron_h: there is no "
              "'mtp.layers.0.enorm.weight'");
+  EXPECT_HAS(refused("longcat_flash"),
+             "the file has no head for multi-token prediction (MTP) of longcat_flash: there is no "
+             "'model.mtp.layers.0.enorm.m.weight'");
+  EXPECT_HAS(refused("deepseek_v4"),
+             "the file has no head for multi-token prediction (MTP) of deepseek_v4: there is no 'mtp.0.enorm.weight'");
   EXPECT_EQ(models::why_no_mtp(models::open_checkpoint(golden("glm4_moe_mtp"))), "");
   EXPECT_EQ(models::mtp_place(models::open_checkpoint(golden("nemotron_h_mtp"))), "mtp");
+  EXPECT_EQ(models::mtp_place(models::open_checkpoint(golden("longcat_flash_mtp"))), "model.mtp");
+  EXPECT_EQ(models::mtp_place(models::open_checkpoint(golden("deepseek_v4_mtp"))), "mtp.0");
   EXPECT_EQ(models::mtp_place(models::open_checkpoint(golden("glm4_moe"))), "");
   EXPECT_HAS(models::why_no_mtp(models::open_config(golden("glm4_moe_mtp"))), "has no weights");
   EXPECT_HAS(refusal([] {
@@ -576,6 +597,23 @@ TEST(MtpFiles, ModelsWithoutAHeadAreRefused) {
                    SpeculationOptions::of("mtp"));
              }),
              "Unsupported: llama has no head");
+}
+
+TEST(MtpFiles, GgufFilesOfDeepseekV4HaveNone) {
+  const Checkpoint directory = models::open_checkpoint(golden("deepseek_v4_usual"));
+  const models::ParameterReader reader(directory);
+  std::vector<Tensor> kept;
+  std::vector<io::NamedTensor> tensors;
+  for (const auto& [name, recipe] : models::tensors_of(*directory.model, models::CheckpointFormat::gguf)) {
+    kept.push_back(models::evaluate(
+        recipe, [&](const std::string& own) { return reader.read(own); }, name));
+    tensors.push_back({name, kept.back().view});
+  }
+  const std::string path = testing::TempDir() + "mtp_v4.gguf";
+  io::write_gguf(path, directory.model->config()->to_gguf(), tensors);
+  EXPECT_HAS(models::why_no_mtp(models::open_checkpoint(path)),
+             "GGUF files of deepseek_v4 have no head for multi-token prediction (MTP) that is read");
+  fs::remove(path);
 }
 
 TEST(MtpFiles, TheHeadReadsHiddenStates) {

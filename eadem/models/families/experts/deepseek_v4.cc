@@ -3,9 +3,10 @@
 // DeepSeek V4: four streams of hidden states under hyper-connections; attention with one head of keys that are their
 // own values, over a window and over pooled rows of all tokens, which in every other layer an indexer chooses; experts
 // in all layers, in the first ones by the number of the token, and one that computes every token, all with a limited
-// SwiGLU. The layers that predict further tokens are not computed. Source: transformers, models/deepseek_v4 and
-// conversion_mapping.py; llama.cpp, conversion/deepseek.py, gguf-py/gguf/constants.py and src/models/deepseek4.cpp
-// (facts only).
+// SwiGLU. The module that predicts a further token reads the streams, and has a layer with a window alone.
+// Source: transformers, models/deepseek_v4 and conversion_mapping.py; of that module vLLM,
+// models/deepseek_v4_mtp.py, and SGLang, models/deepseek_v4_nextn.py; llama.cpp, conversion/deepseek.py,
+// gguf-py/gguf/constants.py and src/models/deepseek4.cpp (facts only).
 #include <algorithm>
 #include <cmath>
 #include <tuple>
@@ -61,6 +62,10 @@ constexpr OwnName kDeepseekV4Tensors[] = {{"lm_head.weight", "head.weight"},
                                           {"mlp.shared_experts.gate_proj.", "ffn.shared_experts.w1."},
                                           {"mlp.shared_experts.down_proj.", "ffn.shared_experts.w2."},
                                           {"mlp.shared_experts.up_proj.", "ffn.shared_experts.w3."}};
+
+// The module's tensors have the published names alone, since transformers leaves them out.
+constexpr OwnName kDeepseekV4MtpNames[] = {
+    {"attn.norm.", "attn.kv_norm."}, {"hc_head.", "hc_head_"}, {"shared_head.norm.", "norm."}, {"", ""}};
 
 constexpr GgufName kDeepseekV4GgufNames[] = {
     {"attn_hc.fn", "hc_attn_fn.weight"},
@@ -523,6 +528,13 @@ DecoderSpec deepseek_v4_decoder(const ModelConfig& config) {
   return spec;
 }
 
+// A layer whose experts are chosen, with neither pooled rows nor an indexer.
+void add_v4_mtp_layer(ModelConfig& config) {
+  config.layer_pattern += 'W';
+  config.layer_windows.push_back(largest_window(config.layer_windows));
+  ++config.num_hidden_layers;
+}
+
 // Makes a parameter from the tensor that holds it: the matrices of all output groups are one tensor there, and the
 // table of experts by token has integers.
 WeightRecipe v4_parameter_of(WeightRecipe tensor, const ModelConfig& config, const ParameterInfo& parameter,
@@ -591,7 +603,12 @@ const ModelFamily& deepseek_v4_family() {
                                       .tensor_names = kDeepseekV4Tensors,
                                       .recipes = deepseek_v4_recipes,
                                       .may_ignore = may_ignore_v4,
-                                      .further_layers = true};
+                                      .further_layers = true,
+                                      .mtp = ModelFamily::Mtp::own_module,
+                                      .add_mtp_layers = add_v4_mtp_layer,
+                                      .mtp_module = "mtp.0",
+                                      .mtp_names = kDeepseekV4MtpNames,
+                                      .gguf_mtp = false};
   return kFamily;
 }
 

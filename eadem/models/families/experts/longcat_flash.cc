@@ -3,8 +3,9 @@
 // LongCat-Flash: layers of two latent attentions and two MLPs, and beside them experts, which read what the first MLP
 // reads and are added behind the second. Experts are chosen by a softmax and a correction among those with weights and
 // identities. The latents of queries and of keys and values are scaled by the root of hidden_size over their width.
-// The layers that predict further tokens are not computed.
-// Source: transformers, models/longcat_flash.
+// The module that predicts a further token has a layer of one latent attention and one MLP.
+// Source: transformers, models/longcat_flash; of that module vLLM, models/longcat_flash_mtp.py, and SGLang,
+// models/longcat_flash_nextn.py (facts only).
 #include <cmath>
 #include <cstdlib>
 
@@ -33,6 +34,12 @@ constexpr OwnName kLongcatTensors[] = {{"0.input_layernorm.", "input_layernorm.0
                                        {"1.mlp.", "mlps.1."},
                                        {"mlp.gate.e_score_correction_bias", "mlp.router.e_score_correction_bias"},
                                        {"mlp.gate.", "mlp.router.classifier."}};
+
+constexpr OwnName kLongcatMtpNames[] = {{"enorm.", "layers.0.enorm.m."},
+                                        {"hnorm.", "layers.0.hnorm.m."},
+                                        {"shared_head.norm.", "norm."},
+                                        {"mlp.", "layers.0.transformer_layer.mlp."},
+                                        {"", "layers.0."}};
 
 // The epsilon of the norms of latents. It does not depend on rms_norm_eps of the configuration.
 constexpr double kLatentEps = 1e-6;
@@ -135,8 +142,17 @@ DecoderSpec longcat_decoder(const ModelConfig& config) {
                    .norm = {"norm", eps},
                    .tied = config.tie_word_embeddings};
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
-    spec.layers.push_back({.hidden = config.hidden_size, .parts = {part, part}, .shortcut = experts});
+    spec.layers.push_back(
+        config.has_experts(layer)
+            ? modules::LayerSpec{.hidden = config.hidden_size, .parts = {part, part}, .shortcut = experts}
+            : part);
   return spec;
+}
+
+// A layer without experts, of which a model has none.
+void add_longcat_mtp_layer(ModelConfig& config) {
+  config.mlp_only_layers.push_back(config.num_hidden_layers++);
+  config.layer_windows.push_back(0);
 }
 
 // Files have a matrix for each expert.
@@ -171,7 +187,11 @@ const ModelFamily& longcat_flash_family() {
                                       .tensor_names = kLongcatTensors,
                                       .ignored_module = "model.mtp.",
                                       .recipes = longcat_recipes,
-                                      .may_ignore = ignores_longcat};
+                                      .may_ignore = ignores_longcat,
+                                      .mtp = ModelFamily::Mtp::own_module,
+                                      .add_mtp_layers = add_longcat_mtp_layer,
+                                      .mtp_module = "model.mtp",
+                                      .mtp_names = kLongcatMtpNames};
   return kFamily;
 }
 

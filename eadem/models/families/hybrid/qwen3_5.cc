@@ -128,7 +128,8 @@ const ModelFamily& qwen3_5_family() {
                                       .ignored_module = "mtp.",
                                       .recipes = qwen3_5_recipes,
                                       .further_layers = true,
-                                      .mtp = ModelFamily::Mtp::own_module};
+                                      .mtp = ModelFamily::Mtp::own_module,
+                                      .mtp_names = kLinearMtpNames};
   return kFamily;
 }
 

@@ -107,7 +107,8 @@ const ModelFamily& qwen3_next_family() {
                                       .gguf_names = kQwen3NextNames,
                                       .ignored_module = "mtp.",
                                       .recipes = qwen3_next_recipes,
-                                      .mtp = ModelFamily::Mtp::own_module};
+                                      .mtp = ModelFamily::Mtp::own_module,
+                                      .mtp_names = kLinearMtpNames};
   return kFamily;
 }
 
