@@ -219,8 +219,11 @@ void ParameterStore::require_packed(const std::string& name, const Encoding* pac
 }
 
 bool ParameterStore::may_stay_stored(const Entry& target, const Layout& layout, const TensorView& host) const {
+  // Codes of fewer than 8 bits are taken apart to be packed. Doing that twice costs a short answer more than the first
+  // token gains.
+  const BlockEncoding* blocks = BlockEncoding::of(host.encoding);
   return !layout.is_read_packed && host.shape.rank() == 2 && target.columns.empty() &&
-         (host.encoding == nullptr || BlockEncoding::of(host.encoding) != nullptr);
+         (host.encoding == nullptr || (blocks != nullptr && blocks->format().code_bits == 8));
 }
 
 void ParameterStore::pack(Layout& layout) {
@@ -238,6 +241,10 @@ void ParameterStore::forget_stored(Layout& layout) {
 }
 
 void ParameterStore::pack_stored() {
+  // Before there is any packed weight, no page of the file stays: both together would be more than the weights.
+  for (auto& [name, target] : entries_)
+    for (auto& [encoding, layout] : target.layouts)
+      if (layout.stored.defined()) layout.release();
   for (auto& [name, target] : entries_)
     for (auto& [encoding, layout] : target.layouts)
       if (layout.stored.defined()) pack(layout);

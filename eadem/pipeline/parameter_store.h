@@ -60,8 +60,9 @@ class ParameterStore {
   // `owner`, if given, keeps the values in place and unchanged. A layout that would be a copy of them then refers to
   // them instead, if the device can. It is for programs that write no parameter.
   //
-  // `release`, if given, says that the values will not be read soon again. With it and `owner`, a matrix that all
-  // programs can read as the file stores it is looked at, but not packed before pack_stored(), which then releases it.
+  // `release`, if given, says that the values will not be read soon again. With it and `owner`, a matrix of plain
+  // values or of codes of 8 bits that all programs can read as the file stores it is looked at, but not packed before
+  // pack_stored(), which releases it before and after.
   void load(const std::string& name, const TensorView& whole, const std::string& source,
             const std::shared_ptr<const void>& owner = {}, const std::function<void()>& release = {});
   // Packs what `load` left as the file stores it.

@@ -264,11 +264,8 @@ void QuantizedPanels::encode_pieces(const TensorView& encoded, const TensorView&
     std::array<const uint8_t*, kPanelWidth> unpacked;
     for (size_t n = 0; n < kPanelWidth; ++n) unpacked[n] = parts[n].codes.data();
     for (int64_t b = 0; b < blocks; ++b) {
-      for (int64_t n = 0; n < outputs; ++n) {
-        const uint8_t* block = rows + n * row_bytes + b * format.block_bytes;
-        for (int64_t at = 0; at < format.block_bytes; at += 64) fetch_near(block + kFetchFileRow + at);
-        stored_.unpack(parts[static_cast<size_t>(n)], block);
-      }
+      for (int64_t n = 0; n < outputs; ++n)
+        stored_.unpack(parts[static_cast<size_t>(n)], rows + n * row_bytes + b * format.block_bytes);
       pack_scales(panel, layout_, b, parts);
       for (int64_t s = 0; s < block_steps; ++s) {
         StepCodes codes;
