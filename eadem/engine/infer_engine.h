@@ -54,6 +54,7 @@ struct EngineOptions {
   std::string pack_cache;  // a folder for pack files (models/pack_cache.h) of from_checkpoint; empty: none
   // from_checkpoint: the first step, if it is short, multiplies by weights as their file stores them, and the next one
   // packs them. For those who wait for the first token; it comes sooner, and the second one later. The same bits.
+  // Without effect with a pack cache and on several ranks.
   bool pack_after_first_step = false;
   bool op_by_op = false;  // debug: no fusion, every value keeps its bytes; the same bits
 
