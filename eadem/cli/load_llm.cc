@@ -62,6 +62,7 @@ LoadedLlm load_llm(models::Checkpoint checkpoint, const ModelOptions& options, c
   engine::EngineOptions engine_options = options.engine_options();
   engine_options.cache = engine::PagedKVCacheConfig{.max_batch_size = room.sequences, .max_cache_len = room.context};
   engine_options.max_logit_rows = room.logit_rows;
+  engine_options.pack_after_first_step = room.answers_at_once;
   const engine::SpeculationOptions speculation = options.speculation();
   engine_options.draft_tokens = speculation.room();
   LoadedLlm loaded;

@@ -40,9 +40,10 @@ struct LoadedLlm {
 
 // The sizes of the caches and steps that an engine is made for.
 struct Room {
-  int64_t context = 0;     // tokens of a sequence; 0: the model's context
-  int64_t sequences = 1;   // side by side
-  int64_t logit_rows = 0;  // of a step; 0: one per sequence
+  int64_t context = 0;           // tokens of a sequence; 0: the model's context
+  int64_t sequences = 1;         // side by side
+  int64_t logit_rows = 0;        // of a step; 0: one per sequence
+  bool answers_at_once = false;  // somebody waits for the first token: EngineOptions::pack_after_first_step
 };
 
 // Loads a model with a progress bar. Throws Cancelled when the user asks to stop.

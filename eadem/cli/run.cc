@@ -429,9 +429,11 @@ int run(CommandLine command_line) {
   models::Checkpoint checkpoint = models::open_checkpoint(path);
   const int64_t context = cache_length(options, prompt, checkpoint.model->info());
   const int64_t sequences = std::min(num_answers(options, checkpoint), kMostSideBySide);
-  const LoadedLlm loaded = load_llm(
-      std::move(checkpoint), options.model,
-      {.context = context, .sequences = sequences, .logit_rows = options.sampling.prompt_logprobs ? kScoredRows : 0});
+  const LoadedLlm loaded = load_llm(std::move(checkpoint), options.model,
+                                    {.context = context,
+                                     .sequences = sequences,
+                                     .logit_rows = options.sampling.prompt_logprobs ? kScoredRows : 0,
+                                     .answers_at_once = prompt.has_value()});
   LLM& llm = *loaded.llm;
   SamplingParams params = options.sampling.over(llm.default_params(), llm.engine().max_sequence_length());
   if (options.chat) params.n = 1;  // whatever number the model's authors recommend

@@ -175,8 +175,12 @@ std::unique_ptr<InferEngine> InferEngine::from_checkpoint(const models::Checkpoi
 void InferEngine::load_weights(const models::Checkpoint& checkpoint,
                                const std::function<void(int64_t, int64_t)>& progress, const Logger& log) {
   together("loading", [&] {
-    models::load_weights(*parameters_, checkpoint, progress,
-                         {.in_place = true, .pack_cache = options_.pack_cache, .log = &log});
+    models::load_weights(
+        *parameters_, checkpoint, progress,
+        {.in_place = true,
+         .pack_cache = options_.pack_cache,
+         .pack_later = options_.pack_after_first_step && options_.pack_cache.empty() && options_.num_ranks() == 1,
+         .log = &log});
   });
 }
 

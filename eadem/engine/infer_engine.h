@@ -52,7 +52,11 @@ struct EngineOptions {
   int64_t draft_tokens = 0;
   std::vector<std::string> disabled_fusions;
   std::string pack_cache;  // a folder for pack files (models/pack_cache.h) of from_checkpoint; empty: none
-  bool op_by_op = false;   // debug: no fusion, every value keeps its bytes; the same bits
+  // from_checkpoint: the first step, if it is short, multiplies by weights as their file stores them, and the next one
+  // packs them. For those who wait for the first token; it comes sooner, and the second one later. The same bits.
+  // Without effect with a pack cache and on several ranks.
+  bool pack_after_first_step = false;
+  bool op_by_op = false;  // debug: no fusion, every value keeps its bytes; the same bits
 
   int num_ranks() const { return ranks == nullptr ? 1 : ranks->size(); }
   int rank() const { return ranks == nullptr ? 0 : ranks->rank(); }
@@ -299,6 +303,7 @@ class InferEngine {
   std::unique_ptr<StepDescriptor> descriptor_;
   Buffer sampled_;                                 // the tokens of the last step, on the device
   std::array<InFlight, kMostSubmitted> steps_;     // used in turn
+  bool stepped_ = false;                           // some step has been submitted since the engine was made
   int64_t num_submitted_ = 0, num_collected_ = 0;  // the steps between them are in flight
   std::vector<StepSequence> sequences_;            // of an Input
   Tables tables_;                                  // their blocks, where an Input has a slot_mapping

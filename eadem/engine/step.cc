@@ -363,6 +363,10 @@ void InferEngine::submit_step(Plan plan, bool all_logits, const std::atomic<bool
   descriptor_->upload();
   before_writing(plan);
   collect_processed(plan);
+  // In longer steps weights would be packed more than once.
+  constexpr int64_t kMostTokensBeforePacking = 256;
+  if (parameters_->has_stored() && (stepped_ || tokens > kMostTokensBeforePacking)) parameters_->pack_stored();
+  stepped_ = true;
   run_program(program, cancel);
 
   const HostResults host = host_results(step);

@@ -175,6 +175,9 @@ struct Kernel {
   // it as it is. The pipeline rounds a value once for all kernels that want the same (precision.h). Null function:
   // takes everything as it is.
   const Encoding* (*wanted_encoding)(const KernelRequest& request, int input) = nullptr;
+  // Parameters that it wants packed may also arrive as they are stored: plain, or in a BlockEncoding. The bits are the
+  // same; each call then takes the time of packing them.
+  bool reads_stored = false;
 };
 
 using KernelList = std::vector<const Kernel*>;

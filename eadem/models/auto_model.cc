@@ -135,6 +135,7 @@ void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkp
                   const std::function<void(int64_t, int64_t)>& progress, const LoadOptions& options) {
   const io::WeightSource& weights = *checkpoint.weights;
   EADEM_CHECK(options.in_place || options.pack_cache.empty(), "a pack cache is for parameters in place");
+  EADEM_CHECK(!options.pack_later || (options.in_place && options.pack_cache.empty()), "packed later, or from a cache");
   std::optional<PackCache> cache;
   if (!options.pack_cache.empty())
     cache.emplace(options.pack_cache, parameters, checkpoint, options.log != nullptr ? *options.log : Logger());
@@ -147,7 +148,8 @@ void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkp
   const bool cached = cache && cache->open();
   int64_t total = 0, done = 0;
   for (const io::WeightInfo& info : weights.tensors()) total += info.size_bytes;
-  const ParameterReader reader(checkpoint);
+  const auto shared = std::make_shared<const ParameterReader>(checkpoint);
+  const ParameterReader& reader = *shared;
   std::set<std::string> used;
   for (const std::string& name : parameters.names()) {
     if (reader.recipe(name) == nullptr) continue;
@@ -157,11 +159,16 @@ void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkp
       const Tensor tensor =
           experts ? reader.read_experts(name, *experts, parameters.whole_shape(name)) : reader.read(name);
       const std::shared_ptr<const void> owner = options.in_place ? tensor.storage : nullptr;
-      if (experts)
-        parameters.load_experts(name, tensor.view, weights.path(), owner);
-      else
-        parameters.load(name, tensor.view, weights.path(), owner);
-      reader.release(name);
+      const auto release = [shared, name] { shared->release(name); };
+      if (options.pack_later && !experts) {
+        parameters.load(name, tensor.view, weights.path(), owner, release);
+      } else {
+        if (experts)
+          parameters.load_experts(name, tensor.view, weights.path(), owner);
+        else
+          parameters.load(name, tensor.view, weights.path(), owner);
+        release();
+      }
     }
     for (const std::string& tensor : reader.tensors_of(name))
       if (used.insert(tensor).second) done += weights.find(tensor)->size_bytes;

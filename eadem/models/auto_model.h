@@ -48,6 +48,8 @@ struct LoadOptions {
   bool in_place = false;
   // A folder for pack files (pack_cache.h); none when empty. Needs in_place.
   std::string pack_cache;
+  // Matrices may stay as the file stores them until ParameterStore::pack_stored(). Needs in_place.
+  bool pack_later = false;
   // The store has the parameters of one pipeline stage: tensors of the file that it lacks belong to others.
   bool one_stage = false;
   // Receives notes of the pack cache, and one warning that names unusual ignored keys. May be null.

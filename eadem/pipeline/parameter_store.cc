@@ -7,53 +7,74 @@
 #include <mutex>
 
 #include "eadem/core/edit_distance.h"
+#include "eadem/core/encodings/block_encoding.h"
 
 namespace eadem::pipeline {
 
 namespace {
 
-// The bits of a value, as a signed integer, and those among them of the exponent: all set in what is not finite.
+// The bits of a value, and those among them of the exponent: all set in what is not finite.
 template <typename T>
 struct ExponentBits;
 template <>
 struct ExponentBits<bf16_t> {
-  using Integer = int16_t;
+  using Integer = uint16_t;
   static constexpr Integer kMask = 0x7f80;
 };
 template <>
 struct ExponentBits<f16_t> {
-  using Integer = int16_t;
+  using Integer = uint16_t;
   static constexpr Integer kMask = 0x7c00;
 };
 template <>
 struct ExponentBits<float> {
-  using Integer = int32_t;
+  using Integer = uint32_t;
   static constexpr Integer kMask = 0x7f800000;
 };
 template <>
 struct ExponentBits<double> {
-  using Integer = int64_t;
+  using Integer = uint64_t;
   static constexpr Integer kMask = 0x7ff0000000000000;
 };
 
-// The flat index of the first value in [begin, end) that is not finite, or -1. Looks at a run of values for any such
-// before it looks for which; the length of a run is constant, so that compilers use vectors at every level.
 template <typename T>
-int64_t first_not_finite(const T* data, int64_t begin, int64_t end) {
+bool is_finite(T value) {
+  constexpr auto kMask = ExponentBits<T>::kMask;
+  return (std::bit_cast<typename ExponentBits<T>::Integer>(value) & kMask) != kMask;
+}
+
+// Whether all of `bytes`, a multiple of 8, are of finite values. Adding the lowest bit of the exponent to an exponent
+// carries into the sign, which was masked, when all bits are set, so that a word tells of all values in it. Integers of
+// one size and no comparison: compilers make vectors of this, and of maxima of 16-bit integers they did not.
+template <typename T>
+bool all_finite(const T* data, int64_t bytes) {
   using Integer = typename ExponentBits<T>::Integer;
   constexpr Integer kMask = ExponentBits<T>::kMask;
+  constexpr uint64_t kEach = ~uint64_t{0} / static_cast<Integer>(~Integer{0});  // 1 in each value of a word
+  constexpr uint64_t kMasks = kEach * kMask, kLowest = kEach * (kMask & (~kMask + 1u)),
+                     kSigns = kEach << (8 * sizeof(T) - 1);
+  const auto* from = reinterpret_cast<const std::byte*>(data);
+  uint64_t carries = 0;
+  for (int64_t i = 0; i < bytes; i += 8) {
+    uint64_t word;
+    std::memcpy(&word, from + i, sizeof(word));
+    carries |= (word & kMasks) + kLowest;
+  }
+  return (carries & kSigns) == 0;
+}
+
+// The flat index of the first value in [begin, end) that is not finite, or -1. Looks at a run of values for any such
+// before it looks for which.
+template <typename T>
+int64_t first_not_finite(const T* data, int64_t begin, int64_t end) {
   constexpr int64_t kRun = 512;
-  const auto exponent = [](const T& value) { return static_cast<Integer>(std::bit_cast<Integer>(value) & kMask); };
-  for (; begin < end; begin += kRun) {
-    Integer largest = 0;
-    if (end - begin >= kRun) {
-      for (int64_t i = 0; i < kRun; ++i) largest = std::max(largest, exponent(data[begin + i]));
-    } else {
-      for (int64_t i = begin; i < end; ++i) largest = std::max(largest, exponent(data[i]));
+  while (begin < end) {
+    if (end - begin >= kRun && all_finite(data + begin, kRun * static_cast<int64_t>(sizeof(T)))) {
+      begin += kRun;
+      continue;
     }
-    if (largest != kMask) continue;
-    while (exponent(data[begin]) != kMask) ++begin;
-    return begin;
+    for (const int64_t last = std::min(end, begin + kRun); begin < last; ++begin)
+      if (!is_finite(data[begin])) return begin;
   }
   return -1;
 }
@@ -188,7 +209,45 @@ TensorView ParameterStore::layout(const std::string& name, const Encoding* encod
     layout.view.encoding = encoding != nullptr ? encoding : type.encoding;
     allocate(layout);
   }
-  return layout.view;
+  return layout.stored.defined() ? layout.stored.view : layout.view;
+}
+
+void ParameterStore::require_packed(const std::string& name, const Encoding* packing) {
+  Layout& layout = const_cast<Entry&>(entry(name)).layouts.at(packing);
+  layout.is_read_packed = true;
+  if (layout.stored.defined()) pack(layout);
+}
+
+bool ParameterStore::may_stay_stored(const Entry& target, const Layout& layout, const TensorView& host) const {
+  // Codes of fewer than 8 bits are taken apart to be packed. Doing that twice costs a short answer more than the first
+  // token gains.
+  const BlockEncoding* blocks = BlockEncoding::of(host.encoding);
+  return !layout.is_read_packed && host.shape.rank() == 2 && target.columns.empty() &&
+         (host.encoding == nullptr || (blocks != nullptr && blocks->format().code_bits == 8));
+}
+
+void ParameterStore::pack(Layout& layout) {
+  fill(layout, layout.stored.view);
+  forget_stored(layout);
+}
+
+void ParameterStore::forget_stored(Layout& layout) {
+  if (!layout.stored.defined()) return;
+  layout.release();
+  layout.stored = {};
+  layout.release = {};
+  --num_stored_;
+  ++placement_;
+}
+
+void ParameterStore::pack_stored() {
+  // Before there is any packed weight, no page of the file stays: both together would be more than the weights.
+  for (auto& [name, target] : entries_)
+    for (auto& [encoding, layout] : target.layouts)
+      if (layout.stored.defined()) layout.release();
+  for (auto& [name, target] : entries_)
+    for (auto& [encoding, layout] : target.layouts)
+      if (layout.stored.defined()) pack(layout);
 }
 
 int64_t ParameterStore::layout_bytes(const Layout& layout) const {
@@ -319,7 +378,7 @@ Tensor ParameterStore::part_of_whole(const std::string& name, const Tensor& whol
 }
 
 void ParameterStore::load(const std::string& name, const TensorView& whole, const std::string& source,
-                          const std::shared_ptr<const void>& owner) {
+                          const std::shared_ptr<const void>& owner, const std::function<void()>& release) {
   const auto found = entries_.find(name);
   if (found == entries_.end() || found->second.is_columns()) {
     const std::vector<std::string> known = names();
@@ -330,7 +389,7 @@ void ParameterStore::load(const std::string& name, const TensorView& whole, cons
   if (!(whole.shape == expected))
     throw InvalidArgument("{}: '{}' is {}; the model's config implies {}", source, name, to_string(whole.shape),
                           to_string(expected));
-  store(name, cut_part(found->second, Tensor(whole, nullptr), MeshAxis::ep), source, owner);
+  store(name, cut_part(found->second, Tensor(whole, nullptr), MeshAxis::ep), source, owner, release);
 }
 
 void ParameterStore::load_experts(const std::string& name, const TensorView& experts, const std::string& source,
@@ -344,7 +403,7 @@ void ParameterStore::load_experts(const std::string& name, const TensorView& exp
 
 // `experts`: those of this rank, whole over tp.
 void ParameterStore::store(const std::string& name, const Tensor& experts, const std::string& source,
-                           const std::shared_ptr<const void>& owner) {
+                           const std::shared_ptr<const void>& owner, const std::function<void()>& release) {
   Entry& target = entries_.at(name);
   const TensorView& whole = experts.view;
   if (!is_floating(whole.dtype))
@@ -365,8 +424,12 @@ void ParameterStore::store(const std::string& name, const Tensor& experts, const
     return as_stored && !target.loaded && packs_by_rows(layout.second, whole);
   });
   Layout* const filled = packed == target.layouts.end() ? nullptr : &packed->second;
+  const bool stays_stored = release != nullptr && owner != nullptr && experts.storage == nullptr && filled != nullptr &&
+                            may_stay_stored(target, *filled, whole);
   int64_t not_finite = -1;
-  naming([&] { not_finite = filled != nullptr ? fill_finite(*filled, whole) : first_not_finite(*device_, whole); });
+  naming([&] {
+    not_finite = filled != nullptr && !stays_stored ? fill_finite(*filled, whole) : first_not_finite(*device_, whole);
+  });
   if (not_finite >= 0)
     throw InvalidArgument("{}: '{}' holds a value that is not finite (NaN or infinity) at flat index {} of {}", source,
                           name, not_finite, to_string(whole.shape));
@@ -384,6 +447,12 @@ void ParameterStore::store(const std::string& name, const Tensor& experts, const
     naming([&] { encode(result.view, values.view); });
     return result;
   };
+  if (stays_stored) {
+    filled->stored = Tensor(whole, owner);
+    filled->release = release;
+    ++num_stored_;
+    ++placement_;
+  }
   // The whole as it is, or decoded where the model keeps it in another layout.
   const bool encodes = whole.encoding != target.type.encoding && target.type.encoding != nullptr;
   Tensor part = experts;
@@ -394,7 +463,10 @@ void ParameterStore::store(const std::string& name, const Tensor& experts, const
   // What was neither decoded, cut nor rounded lies where it lay.
   const std::shared_ptr<const void> kept = part.storage == nullptr ? owner : nullptr;
   for (auto& [encoding, layout] : target.layouts)
-    if (&layout != filled) naming([&, &layout = layout] { fill(layout, part.view, kept); });
+    if (&layout != filled) {
+      naming([&, &layout = layout] { fill(layout, part.view, kept); });
+      forget_stored(layout);
+    }
   const int last = part.shape().rank() - 1;
   for (const std::string& columns : target.columns) {
     Entry& piece = entries_.at(columns);
@@ -403,6 +475,7 @@ void ParameterStore::store(const std::string& name, const Tensor& experts, const
     piece.loaded = true;
   }
   target.loaded = true;
+  if (release != nullptr && !stays_stored) release();
 }
 
 std::vector<ParameterStore::LayoutOf> ParameterStore::layouts() const {
@@ -498,6 +571,8 @@ Tensor ParameterStore::to_host(const std::string& name) const {
   EADEM_CHECK(!target.layouts.empty(), "'{}' is read by no program", name);
   const auto stored = target.layouts.find(nullptr);
   const Layout& layout = stored != target.layouts.end() ? stored->second : target.layouts.begin()->second;
+  if (const TensorView& kept = layout.stored.view; kept.defined())
+    return converted_on_host(kept.encoding == nullptr ? kept : decoded(kept).view, target.type.dtype);
   const Encoding* encoding = layout.view.encoding;
   if (encoding == nullptr) return copy_to_host(*device_, layout.view);
   const Tensor staged = Tensor::in_one_piece(layout.view.dtype, layout.view.shape, *encoding);

@@ -7,6 +7,7 @@
 // Not thread-safe; one store per rank.
 #pragma once
 
+#include <functional>
 #include <initializer_list>
 #include <map>
 #include <memory>
@@ -45,6 +46,9 @@ class ParameterStore {
   // The view that programs read; allocated on first use. `packing` null: as it was declared. It holds until
   // `placement` changes. Throws Unsupported for a layout that is asked for only after the parameter was loaded.
   TensorView layout(const std::string& name, const Encoding* packing);
+  // Says that some program cannot read the layout as the file stores it (kernels::Kernel::reads_stored). Packs it if it
+  // is stored so.
+  void require_packed(const std::string& name, const Encoding* packing);
   // Grows whenever the memory of a layout moves, so that programs know when to ask for views again.
   uint64_t placement() const { return placement_; }
 
@@ -55,8 +59,15 @@ class ParameterStore {
   //
   // `owner`, if given, keeps the values in place and unchanged. A layout that would be a copy of them then refers to
   // them instead, if the device can. It is for programs that write no parameter.
+  //
+  // `release`, if given, says that the values will not be read soon again. With it and `owner`, a matrix of plain
+  // values or of codes of 8 bits that all programs can read as the file stores it is looked at, but not packed before
+  // pack_stored(), which releases it before and after.
   void load(const std::string& name, const TensorView& whole, const std::string& source,
-            const std::shared_ptr<const void>& owner = {});
+            const std::shared_ptr<const void>& owner = {}, const std::function<void()>& release = {});
+  // Packs what `load` left as the file stores it.
+  bool has_stored() const { return num_stored_ > 0; }
+  void pack_stored();
   // Which experts of a parameter this rank keeps; nothing where ranks do not divide them.
   std::optional<PartRange> own_experts(const std::string& name) const;
   // As `load`, of a tensor that has no other experts than own_experts().
@@ -107,6 +118,10 @@ class ParameterStore {
     TensorView view;
     Buffer buffer;
     std::shared_ptr<const void> owner;  // keeps bytes alive that stand in for the buffer and are never written
+    bool is_read_packed = false;        // by some program that cannot read it otherwise
+    // Until it is packed: the values as the file stores them, which programs read, their owner and `release` of load().
+    Tensor stored;
+    std::function<void()> release;
   };
   struct Entry {
     TensorType type;
@@ -128,7 +143,11 @@ class ParameterStore {
   void mark_columns_loaded(const std::string& parameter);
   Tensor joined_columns(const Entry& entry) const;
   void store(const std::string& name, const Tensor& experts, const std::string& source,
-             const std::shared_ptr<const void>& owner);
+             const std::shared_ptr<const void>& owner, const std::function<void()>& release = {});
+  // Whether a layout may stay as the file stores it.
+  bool may_stay_stored(const Entry& entry, const Layout& layout, const TensorView& host) const;
+  void pack(Layout& layout);
+  void forget_stored(Layout& layout);
   int64_t layout_bytes(const Layout& layout) const;
   void allocate(Layout& layout);
   void refer(Layout& layout, void* bytes, const std::shared_ptr<const void>& owner);
@@ -148,6 +167,7 @@ class ParameterStore {
   MeshShape ranks_, place_;  // of tp and ep
   std::map<std::string, Entry> entries_;
   uint64_t placement_ = 0;
+  int64_t num_stored_ = 0;
   bool encodes_before_cutting_ = false;
 };
 

@@ -172,6 +172,10 @@ void Program::build_steps() {
 void Program::list_parameters() {
   each_parameter([this](size_t node, size_t port, ValueId id, const Encoding* packing) {
     parameter_ports_.push_back({&steps_[node].inputs[port], id, packing});
+    if (const kernels::Kernel* kernel = choices_[node].kernel; kernel == nullptr || !kernel->reads_stored) {
+      parameters_->layout(graph_.value(id).name, packing);
+      parameters_->require_packed(graph_.value(id).name, packing);
+    }
   });
 }
 

@@ -334,6 +334,89 @@ TEST(ParametersInPlace, AFormThatWouldBeACopyRefersToTheValues) {
   EXPECT_EQ(owner.use_count(), 1);
 }
 
+// A load that may leave the packing for later: programs read the values where they lie until pack_stored().
+TEST(ParametersInPlace, APackingMayBeMadeLater) {
+  using kernels::cpu::PackedPanels;
+  const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 2});
+  const Encoding* packing = PackedPanels::of(DType::bf16, PackedPanels::Side::normal);
+  const Tensor values = converted_on_host(random_values({kRows, kColumns}).view, DType::bf16);
+  const auto owner = std::make_shared<int>(0);
+  int released = 0;
+  const auto load = [&](ParameterStore& store, const std::shared_ptr<const void>& keeps) {
+    store.load("w", values.view, "f", keeps, [&] { ++released; });
+  };
+  const auto declared = [&](ParameterStore& store) {
+    store.declare("w", TensorType(DType::bf16, {kRows, kColumns}));
+    return store.layout("w", packing).data;
+  };
+  ParameterStore store(device);
+  void* const packed = declared(store);
+  load(store, owner);
+  EXPECT_EQ(refusal([&] { store.require_all_loaded("f"); }), "");
+  EXPECT_TRUE(store.has_stored());
+  EXPECT_EQ(store.layout("w", packing).data, values.view.data);
+  EXPECT_EQ(store.layout("w", packing).encoding, nullptr);
+  EXPECT_EQ(store.placement(), 1u);
+  EXPECT_EQ(owner.use_count(), 2);
+  EXPECT_EQ(released, 0);
+  expect_same_bits(converted_on_host(store.to_host("w").view, DType::f32).view,
+                   converted_on_host(values.view, DType::f32).view);
+  store.pack_stored();
+  EXPECT_FALSE(store.has_stored());
+  EXPECT_EQ(store.layout("w", packing).data, packed);
+  EXPECT_EQ(store.placement(), 2u);
+  EXPECT_EQ(owner.use_count(), 1);
+  EXPECT_EQ(released, 2);
+  expect_same_bits(decoded(store.layout("w", packing)).view, converted_on_host(values.view, DType::f32).view);
+  store.pack_stored();
+  EXPECT_EQ(released, 2);
+
+  // Packed at once: without an owner, and where some program needs it.
+  for (const bool needed : {false, true}) {
+    ParameterStore other(device);
+    declared(other);
+    if (needed) other.require_packed("w", packing);
+    load(other, needed ? owner : nullptr);
+    EXPECT_FALSE(other.has_stored());
+    EXPECT_EQ(other.layout("w", packing).encoding, packing);
+  }
+  EXPECT_EQ(released, 4);
+
+  // A program that needs it may also come later, and so may other values.
+  ParameterStore third(device), fourth(device);
+  declared(third), declared(fourth);
+  load(third, owner), load(fourth, owner);
+  third.require_packed("w", packing);
+  EXPECT_FALSE(third.has_stored());
+  EXPECT_EQ(released, 5);
+  const Tensor more = converted_on_host(random_values({kRows, kColumns}, 0.5).view, DType::bf16);
+  fourth.load("w", more.view, "f");
+  EXPECT_FALSE(fourth.has_stored());
+  EXPECT_EQ(released, 6);
+  expect_same_bits(decoded(fourth.layout("w", packing)).view, converted_on_host(more.view, DType::f32).view);
+  EXPECT_EQ(owner.use_count(), 1);
+}
+
+TEST(ParametersInPlace, LaterPackingRefusesWhatIsNotFiniteAtOnce) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 2});
+    ParameterStore store(device);
+    store.declare("w", TensorType(dtype, {kRows, kColumns + 3}));
+    store.layout("w", kernels::cpu::PackedPanels::of(dtype, kernels::cpu::PackedPanels::Side::normal));
+    // The ends of runs of 512 values, and a run that is not whole.
+    for (const int64_t at : {int64_t{0}, int64_t{511}, int64_t{512}, kRows * (kColumns + 3) - 1})
+      for (const float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+                              std::numeric_limits<float>::quiet_NaN()}) {
+        Tensor wide = random_values({kRows, kColumns + 3}, 3e4);  // large, so that exponents are nearly full
+        wide.view.as<float>()[at] = bad;
+        const Tensor values = converted_on_host(wide.view, dtype);
+        expect_words(refusal([&] { store.load("w", values.view, "f", std::make_shared<int>(0), [] {}); }),
+                     {"not finite", fmt::format("index {} of", at).c_str()});
+        EXPECT_FALSE(store.has_stored());
+      }
+  }
+}
+
 TEST(ParametersInPlace, ConvertedAndCutValuesAreCopies) {
   const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 1});
   const Tensor values = random_values({kRows, kColumns});

@@ -160,6 +160,15 @@ void BlockEncoding::fill_random(uint8_t* blocks, int64_t first, int64_t count, d
 }
 
 // A tensor is [outer, extent of the axis, inner] of bytes; the part is a band of the middle axis.
+TensorView BlockEncoding::rows(const TensorView& encoded, int64_t begin, int64_t count) const {
+  EADEM_CHECK(encoded.encoding == this && encoded.shape.rank() == 2 && begin >= 0 && count >= 0 &&
+                  begin + count <= encoded.shape[0],
+              "rows [{}, {}) of {}", begin, begin + count, to_string(encoded));
+  const int64_t columns = encoded.shape[1];
+  return view_of_planes(static_cast<std::byte*>(encoded.data) + begin * row_bytes(columns), *this, encoded.dtype,
+                        Shape{count, columns});
+}
+
 void BlockEncoding::slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const {
   const int rank = whole.shape.rank();
   EADEM_CHECK(part.encoding == this && whole.encoding == this, "a cut of another encoding than {}", name());

@@ -85,6 +85,9 @@ class BlockEncoding final : public Encoding {
   std::string_view name() const override { return format_.name; }
   int64_t row_bytes(int64_t columns) const { return columns / format_.block_size * format_.block_bytes; }
 
+  // Rows [begin, begin + count) of a matrix in this encoding.
+  TensorView rows(const TensorView& encoded, int64_t begin, int64_t count) const;
+
   // One plane: data u8 [rows…, row_bytes].
   std::vector<PlaneSpec> planes(const Shape& shape) const override;
   int64_t num_pieces(const Shape& shape) const override;  // rows

@@ -145,17 +145,20 @@ const Encoding* pack_table(const KernelRequest& r, int input) {
 
 template <MatmulInput x>
 PlanPtr prepare_decode_rows(const KernelRequest& r, Context&) {
-  return make_plan([packing = pack_table<x>(r, 0), attrs = r.attrs.get<EmbeddingAttrs>()](const KernelCall& call) {
+  return make_plan([attrs = r.attrs.get<EmbeddingAttrs>()](const KernelCall& call) {
     const TensorView& table = call.inputs[0];
     const int32_t* ids = elements<const int32_t>(call.inputs[1]);
     float* y = elements<float>(call.outputs[0]);
     const TableRows range{attrs.first, table.shape[0]};
     cpu_device(call).pool().parallel_for(call.inputs[1].shape[0], [&](int64_t t, int) {
       float* row = y + t * table.shape[1];
-      if (range.contains(ids[t]))
-        packing->decode_row(row, table, ids[t] - range.first);
-      else
+      const int64_t index = ids[t] - range.first;
+      if (!range.contains(ids[t]))
         std::fill_n(row, table.shape[1], 0.0f);
+      else if (table.encoding != nullptr)  // `packing`, or as the table is stored
+        table.encoding->decode_row(row, table, index);
+      else
+        convert_on_host(TensorView(row, DType::f32, Shape{1, table.shape[1]}), table.rows(index, 1));
       if (attrs.scale != 1)
         for (int64_t i = 0; i < table.shape[1]; ++i) row[i] *= attrs.scale;
     });
@@ -201,7 +204,12 @@ constexpr Kernel kInference{"cpu_gather_rows", Pass::inference, can_embedding, p
 constexpr Kernel kBackward{"cpu_scatter_add", Pass::backward, can_embedding_backward, prepare_embedding_backward};
 template <MatmulInput x>
 constexpr Kernel decode_rows_kernel(std::string_view name, Pass pass) {
-  return {name, pass, can_decode_rows<x>, prepare_decode_rows<x>, pack_table<x>};
+  return {.name = name,
+          .pass = pass,
+          .can_handle = can_decode_rows<x>,
+          .prepare = prepare_decode_rows<x>,
+          .packing = pack_table<x>,
+          .reads_stored = true};
 }
 constexpr Kernel kDecodeForward = decode_rows_kernel<MatmulInput::int8>("cpu_decode_rows", Pass::forward);
 constexpr Kernel kDecodeInference = decode_rows_kernel<MatmulInput::int8>("cpu_decode_rows", Pass::inference);

@@ -113,12 +113,20 @@ Matmul forward_product(const KernelCall& call, const WeightReader& reader) {
   m.k_size = m.a_row_stride = x.shape[1];
   m.outputs = weight.shape[0];
   read_x(m, x);
-  m.b = reader.read(weight);
+  m.b = reader.read_or_pack(weight);
   if (const TensorView& y = call.outputs[0]; y.encoding == nullptr)
     m.y = elements<float>(y);
   else
     m.y_rows = int8_row_planes(y);
   return m;
+}
+
+int64_t forward_scratch(const KernelRequest& r, const MatmulPlan& product, const WeightReader& reader) {
+  const CpuDevice& device = cpu_device(r);
+  const Shape x = r.inputs[kX].bind(r.bounds);
+  const bool is_rounded = r.inputs[kX].encoding != nullptr;
+  const int64_t usual = product.scratch_bytes(device, x[0], x[1], is_rounded), panel = reader.panel_bytes(x[1]);
+  return panel == 0 ? usual : std::max(usual, product.scratch_bytes_stored(device, x[0], x[1], panel, is_rounded));
 }
 
 // linear, and linear_add, which has a residual.
@@ -130,7 +138,6 @@ PlanPtr prepare_linear(const KernelRequest& r, Context&) {
   if (!is_unconnected(r.inputs[kBias])) types.bias = r.inputs[kBias].dtype;
   const bool adds = r.inputs.size() > kResidual;
   const MatmulPlan product(device, types);
-  const Shape x = r.inputs[kX].bind(r.bounds);
   return make_plan(
       [=](const KernelCall& call) {
         Matmul m = forward_product(call, reader);
@@ -138,7 +145,7 @@ PlanPtr prepare_linear(const KernelRequest& r, Context&) {
         if (adds) m.residual = elements<const float>(call.inputs[kResidual]);
         product.run(cpu_device(call), m, call.scratch.data);
       },
-      product.scratch_bytes(device, x[0], x[1], r.inputs[kX].encoding != nullptr));
+      forward_scratch(r, product, reader));
 }
 
 template <Packing kPacking>
@@ -150,14 +157,13 @@ PlanPtr prepare_gated(const KernelRequest& r, Context&) {
   types.finish = attrs.round_to != nullptr ? MatmulTypes::Finish::gated_rows : MatmulTypes::Finish::gated;
   types.activation = attrs.kind;
   const MatmulPlan product(device, types);
-  const Shape x = r.inputs[kX].bind(r.bounds);
   return make_plan(
       [=](const KernelCall& call) {
         Matmul m = forward_product(call, gate);
-        m.b_up = up.read(call.inputs[kUpWeight]);
+        m.b_up = up.read_or_pack(call.inputs[kUpWeight]);
         product.run(cpu_device(call), m, call.scratch.data);
       },
-      product.scratch_bytes(device, x[0], x[1], r.inputs[kX].encoding != nullptr));
+      forward_scratch(r, product, gate));
 }
 
 // The ports besides the weights. linear_gated_activation has no bias and no residual.
@@ -202,7 +208,8 @@ constexpr Kernel linear_kernel(std::string_view name, Pass pass, Verdict (*can_h
           .can_handle = can_handle,
           .prepare = prepare_linear<kPacking>,
           .packing = kPacking,
-          .wanted_encoding = rounding_of_x<kPacking, linear_input>};
+          .wanted_encoding = rounding_of_x<kPacking, linear_input>,
+          .reads_stored = true};
 }
 template <Packing kPacking>
 constexpr Kernel gated_kernel(std::string_view name, Verdict (*can_handle)(const KernelRequest&)) {
@@ -211,7 +218,8 @@ constexpr Kernel gated_kernel(std::string_view name, Verdict (*can_handle)(const
           .can_handle = can_handle,
           .prepare = prepare_gated<kPacking>,
           .packing = kPacking,
-          .wanted_encoding = rounding_of_x<kPacking, gated_input>};
+          .wanted_encoding = rounding_of_x<kPacking, gated_input>,
+          .reads_stored = true};
 }
 
 constexpr Kernel kForward = linear_kernel<pack_weight>("cpu_packed_panels", Pass::forward, can_linear);

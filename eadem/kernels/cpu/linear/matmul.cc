@@ -13,6 +13,7 @@
 #include "eadem/kernels/cpu/linear/matmul-inl.h"
 #include "eadem/kernels/cpu/linear/round_rows-inl.h"
 #include "eadem/kernels/cpu/support.h"
+#include "eadem/kernels/cpu/weight_reader.h"
 
 #ifndef EADEM_KERNELS_CPU_MATMUL_BLOCKS_
 #define EADEM_KERNELS_CPU_MATMUL_BLOCKS_
@@ -552,11 +553,16 @@ void MatmulPlan::run_task(const Matmul& m, const MatmulRows& x, const Blocks& bl
                           int64_t row_end, int64_t panel_begin, int64_t panel_end, float* scratch) const {
   float* c = scratch + packed_floats_;
   float* c_up = c + floats_of(blocks);
+  float* packed = c + (gated_ ? 2 : 1) * floats_of(blocks);
   const int64_t rows = row_end - row_begin;
   for (int64_t p0 = panel_begin; p0 < panel_end; p0 += blocks.panels) {
     const int64_t panels = std::min(blocks.panels, panel_end - p0), column = p0 * kPanelWidth;
-    routines_.product(c, m, m.b, x, row_begin, rows, p0, panels, scratch);
-    if (gated_) routines_.product(c_up, m, m.b_up, x, row_begin, rows, p0, panels, scratch);
+    const auto multiply = [&](float* to, const MatmulWeight& b) {
+      if (b.stored == nullptr) return routines_.product(to, m, b, x, row_begin, rows, p0, panels, scratch);
+      routines_.product(to, m, b.reader->pack(packed, *b.stored, p0, panels), x, row_begin, rows, 0, panels, scratch);
+    };
+    multiply(c, m.b);
+    if (gated_) multiply(c_up, m.b_up);
     routines_.finish(m, row_begin, rows, column, std::min(panels * kPanelWidth, m.outputs - column), c, c_up,
                      panels * kPanelWidth);
   }
@@ -569,8 +575,41 @@ void MatmulPlan::run_alone(const Matmul& m, void* scratch) const {
   run_task(m, x, m.rows > 1 ? tile_blocks_ : blocks_, 0, m.rows, 0, ceil_div(m.outputs, kPanelWidth), floats);
 }
 
+// A weight is packed again for each block of rows.
+MatmulPlan::Blocks MatmulPlan::stored_blocks() const {
+  return {kTileRowBlock, tile_blocks_.unit, tile_blocks_.unit, kTileRowBlock};
+}
+
+int64_t MatmulPlan::worker_floats_stored(int64_t panel_bytes) const {
+  const Blocks blocks = stored_blocks();
+  return packed_floats_ + (gated_ ? 2 : 1) * floats_of(blocks) +
+         blocks.panels * panel_bytes / static_cast<int64_t>(sizeof(float));
+}
+
+int64_t MatmulPlan::scratch_bytes_stored(const CpuDevice& device, int64_t rows, int64_t k_size, int64_t panel_bytes,
+                                         bool is_rounded) const {
+  return device.pool().num_threads() * worker_floats_stored(panel_bytes) * static_cast<int64_t>(sizeof(float)) +
+         prepared_bytes(rows, k_size, is_rounded);
+}
+
+void MatmulPlan::run_stored(CpuDevice& device, const Matmul& m, void* scratch) const {
+  ThreadPool& pool = device.pool();
+  const int64_t worker_floats = worker_floats_stored(m.b.reader->panel_bytes(m.k_size));
+  auto* floats = static_cast<float*>(scratch);
+  const MatmulRows x = prepared_rows(&pool, m, floats + pool.num_threads() * worker_floats);
+  const Blocks blocks = stored_blocks();
+  const int64_t panels = ceil_div(m.outputs, kPanelWidth), units = ceil_div(panels, blocks.unit);
+  const int64_t tasks = std::min<int64_t>(4 * pool.active_threads(), units);
+  for (int64_t row = 0; row < m.rows; row += blocks.rows)
+    pool.parallel_shares(tasks, [&](int64_t index, int worker) {
+      run_task(m, x, blocks, row, std::min(m.rows, row + blocks.rows), units * index / tasks * blocks.unit,
+               std::min(panels, units * (index + 1) / tasks * blocks.unit), floats + worker * worker_floats);
+    });
+}
+
 void MatmulPlan::run(CpuDevice& device, const Matmul& m, void* scratch) const {
   if (m.rows == 0 || m.outputs == 0) return;
+  if (m.b.stored != nullptr) return run_stored(device, m, scratch);
   ThreadPool& pool = device.pool();
   const Blocks& blocks = m.rows == 1 ? blocks_ : m.k_size > kTileLongRow ? long_blocks_ : tile_blocks_;
 

@@ -55,11 +55,16 @@ struct Fp8Weight {
   int64_t block_columns = 0;  // columns that share a scale; 0: all
 };
 
-// The memory of b, in the one of its forms that MatmulTypes::source names.
+class WeightReader;
+
+// The memory of b, in the one of its forms that MatmulTypes::source names; or, if `stored` is given, as its file stores
+// it: `reader` then packs a few panels at a time (weight_reader.h).
 struct MatmulWeight {
   const void* data = nullptr;  // panels, matrix, vnni
   QuantizedWeight quantized;
   Fp8Weight fp8;
+  const TensorView* stored = nullptr;
+  const WeightReader* reader = nullptr;
 };
 
 // One product.
@@ -117,6 +122,9 @@ class MatmulPlan {
 
   // Bytes of scratch for products of up to `rows` rows of `k_size` values; less if a always arrives rounded.
   int64_t scratch_bytes(const CpuDevice& device, int64_t rows, int64_t k_size, bool is_rounded = false) const;
+  // Likewise, if weights may arrive as they are stored. `panel_bytes`: WeightReader::panel_bytes.
+  int64_t scratch_bytes_stored(const CpuDevice& device, int64_t rows, int64_t k_size, int64_t panel_bytes,
+                               bool is_rounded) const;
   void run(CpuDevice& device, const Matmul& product, void* scratch) const;
   // Computes the groups' rows of `product`, each with the weight of its group; product.b and product.bias are not
   // read. A row has the bits that `run` gives it.
@@ -172,6 +180,10 @@ class MatmulPlan {
   // Multiplies units [begin, end) of a group, whose rows have been prepared.
   void run_units(const Matmul& m, const MatmulRows& x, const MatmulGroup& group, int64_t begin, int64_t end,
                  float* scratch) const;
+  // Multiplies by weights as they are stored: each panel is packed to scratch once for all rows.
+  void run_stored(CpuDevice& device, const Matmul& m, void* scratch) const;
+  Blocks stored_blocks() const;
+  int64_t worker_floats_stored(int64_t panel_bytes) const;
   void run_task(const Matmul& m, const MatmulRows& x, const Blocks& blocks, int64_t row_begin, int64_t row_end,
                 int64_t panel_begin, int64_t panel_end, float* scratch) const;
 
