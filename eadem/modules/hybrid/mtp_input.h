@@ -11,8 +11,8 @@ namespace eadem::modules {
 // hyper-connections, for each stream s: y_s = e_proj(enorm(tokens)) + h_proj(hnorm(previous_s)).
 // Parameters: enorm.weight, hnorm.weight [hidden], and eh_proj.weight [hidden, 2 hidden], or e_proj.weight and
 // h_proj.weight [hidden, hidden].
-// Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", eq. 21; with hyper-connections, DeepSeek-V4's published
-// inference/model.py, MTPBlock (facts only).
+// Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", eq. 21; with hyper-connections, DeepSeek-V4's module as
+// vLLM and SGLang compute it (facts only).
 class MtpInput {
  public:
   // Both norms are like `norm`, but for their names.
