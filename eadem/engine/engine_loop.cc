@@ -29,7 +29,7 @@ GenerationStats EngineLoop::run(std::span<Job> jobs, const OnText& on_text, cons
     }
   }
   std::erase(calls_, &call);
-  if (calls_.empty()) give_up_ahead();
+  if (calls_.empty() && scheduler_.has_ahead()) give_up_ahead();
   wake_a_driver();
   lock.unlock();
   if (thrown) std::rethrow_exception(thrown);

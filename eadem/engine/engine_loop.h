@@ -44,8 +44,7 @@ class EngineLoop {
 
   // Nobody else may run steps of the engine, or change its cache, while a call is under way. Without a speculator
   // nothing is proposed. With `runs_ahead` the device is given a step before the results of the one before it are read,
-  // where that is possible (Scheduler::plan_ahead); if it is not stated, devices are that work by themselves. Tokens
-  // are the same.
+  // where that is possible (Scheduler::plan_ahead). By default an asynchronous device is. Tokens are the same.
   explicit EngineLoop(InferEngine& engine, std::unique_ptr<Speculator> speculator = nullptr,
                       std::optional<bool> runs_ahead = {})
       : engine_(engine),

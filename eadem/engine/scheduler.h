@@ -38,8 +38,8 @@
 // have seen them, and go back to where the step began (StepSequence::may_return): the request's next step computes the
 // tokens that were taken once more, before the one that is new.
 //
-// A step may be planned before the results of the one before it are known (plan_ahead), so that a device that works by
-// itself has it in time. Whoever ends with those results was computed once more in vain.
+// A step may be planned before the results of the one before it are known (plan_ahead), so that an asynchronous
+// device has it in time. Whoever ends with those results was computed once more in vain.
 //
 // One thread at a time may use a scheduler, except for check(), which any thread may call.
 #pragma once

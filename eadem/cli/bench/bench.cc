@@ -82,9 +82,9 @@ void read_tokens(InferEngine& engine, int64_t batch, int64_t tokens, int64_t dep
   }
 }
 
-// Draws `tokens` tokens of every sequence behind `depth` others. A device that works by itself gets each step before
-// the results of the one before it are read, and feeds tokens back, as in EngineLoop. Otherwise token values do not
-// matter.
+// Draws `tokens` tokens of every sequence behind `depth` others. An asynchronous device gets each step before the
+// results of the one before it are read, and feeds tokens back, as in EngineLoop; but not with windows or states per
+// sequence. Token values do not matter.
 void draw_tokens(InferEngine& engine, int64_t batch, int64_t tokens, int64_t depth) {
   const modules::CacheSpec& cache = engine.cache_spec();
   if (!engine.device()->is_asynchronous() || !cache.windows.empty() || cache.num_slots > 0)

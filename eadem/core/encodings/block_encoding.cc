@@ -159,7 +159,6 @@ void BlockEncoding::fill_random(uint8_t* blocks, int64_t first, int64_t count, d
   }
 }
 
-// A tensor is [outer, extent of the axis, inner] of bytes; the part is a band of the middle axis.
 TensorView BlockEncoding::rows(const TensorView& encoded, int64_t begin, int64_t count) const {
   EADEM_CHECK(encoded.encoding == this && encoded.shape.rank() == 2 && begin >= 0 && count >= 0 &&
                   begin + count <= encoded.shape[0],
@@ -169,6 +168,7 @@ TensorView BlockEncoding::rows(const TensorView& encoded, int64_t begin, int64_t
                         Shape{count, columns});
 }
 
+// A tensor is [outer, extent of the axis, inner] of bytes; the part is a band of the middle axis.
 void BlockEncoding::slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const {
   const int rank = whole.shape.rank();
   EADEM_CHECK(part.encoding == this && whole.encoding == this, "a cut of another encoding than {}", name());
