@@ -169,7 +169,7 @@ if wants sanitizer; then
   # racecheck does not know that __syncwarp orders what a warp reads and writes before the arrival of its first lane.
   run_sanitizer memcheck kernels_cuda_encoded_test 'CudaEncoded.Few*'
   run_sanitizer memcheck kernels_cuda_int8_test 'CudaInt8.Fused*:CudaInt8.Rows*'
-  run_sanitizer memcheck kernels_cuda_fp8_test 'CudaFp8.ProductsAre*:CudaFp8.Blocks*:CudaFp8.Gradients*'
+  run_sanitizer memcheck kernels_cuda_fp8_test 'CudaFp8.ProductsAre*:CudaFp8.Blocks*:CudaFp8.Gradients*:CudaFp8Fused.Small*'
   run_sanitizer memcheck kernels_cuda_fp8_tensor_test 'CudaFp8Tensor.WhatIs*:CudaFp8Tensor.Delayed*'
   run_sanitizer memcheck kernels_cuda_fp8_head_test 'CudaFp8Head.WhatIs*:CudaFp8Head.CodesAre*'
   run_sanitizer memcheck kernels_cuda_attention_test '*Gradient*3heads*:*CudaAppend*'

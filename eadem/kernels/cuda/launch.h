@@ -153,6 +153,8 @@ struct QuantizeRowsParams {
   float* scales;   // [rows]
   int64_t rows, columns;
   DType dtype;
+  // [rows], or null. Not null: the bits of the largest magnitude of each row as f32; becomes 0.
+  unsigned* largest = nullptr;
 };
 [[nodiscard]] cudaError_t launch_quantize_rows(const QuantizeRowsParams& params, cudaStream_t stream);
 
@@ -452,6 +454,9 @@ struct LinearStreamParams {
   const float* x_scales = nullptr;  // [tokens]
   const float* up_scales = nullptr;
   WeightScaling scaling = WeightScaling::rows;  // of all weights
+  // With `up`, for launch_fp8_tiles: [tokens], or null. Becomes the bits of the largest magnitude of each row of y, if
+  // it was 0.
+  unsigned* y_largest = nullptr;
   // For launch_integer_stream and launch_integer_tiles: x are planes of Int8Chunks, as are x_scales.
   const void* x_halves = nullptr;
   const void* x_sums = nullptr;
@@ -463,7 +468,6 @@ struct LinearStreamParams {
 
 inline constexpr int64_t kFp8Multiple = 128;
 [[nodiscard]] cudaError_t launch_fp8_stream(const LinearStreamParams& params, cudaStream_t stream);
-// Without `up`.
 [[nodiscard]] cudaError_t launch_fp8_tiles(const LinearStreamParams& params, cudaStream_t stream);
 
 // --- packed_stream.cu, for Hopper: weights are FragmentBlocks

@@ -117,6 +117,26 @@ cudaError_t launch_many_rows(const QuantizeRowsParams& p, cudaStream_t stream) {
                            stream, p);
 }
 
+// A block has a row whose largest magnitude is known.
+template <typename T>
+__global__ void __launch_bounds__(kManyThreads) quantize_known_rows(QuantizeRowsParams p) {
+  const int64_t row = blockIdx.x, offset = row * p.columns;
+  allow_next_kernel();
+  wait_for_earlier_kernels();
+  const float scale = e4m3_scale_of(p.largest[row]);
+  const Divisor divided(scale);
+#pragma unroll 4
+  for (int64_t i = int64_t{threadIdx.x} * kWidth; i < p.columns; i += kManyStride) {
+    float values[kWidth];
+    load_vector(values, static_cast<const T*>(p.x) + offset + i);
+    store_codes(p.codes + offset + i, values, divided);
+  }
+  __syncthreads();  // all have read it
+  if (threadIdx.x != 0) return;
+  p.scales[row] = scale;
+  p.largest[row] = 0;
+}
+
 }  // namespace
 
 cudaError_t launch_quantize_rows(const QuantizeRowsParams& p, cudaStream_t stream) {
@@ -124,6 +144,8 @@ cudaError_t launch_quantize_rows(const QuantizeRowsParams& p, cudaStream_t strea
   if (p.columns % kWidth != 0) return cudaErrorInvalidValue;
   return with_f32_or_bf16(p.dtype, [&](auto x) {
     using T = decltype(x);
+    if (p.largest != nullptr)
+      return launch_overlapped(quantize_known_rows<T>, dim3(static_cast<unsigned>(p.rows)), kManyThreads, 0, stream, p);
     if (p.rows > kFewQuantizedRows && p.columns <= kMostVectors * kManyStride) return launch_many_rows<T>(p, stream);
     constexpr int64_t kRowsOfClusters = 16;
     if (p.columns <= kStride<1>) return launch_row<T, 1, 1>(p, stream);

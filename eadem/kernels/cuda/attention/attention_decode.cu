@@ -83,9 +83,8 @@ __device__ void rotate_queries(uint32_t (&q)[kD / 16][4], const float* table, in
       const float2 cosine = *reinterpret_cast<const float2*>(table + column),
                    sine = *reinterpret_cast<const float2*>(table + kHalf + column);
       uint32_t &first = q[step][i], &second = q[step + kSteps][i];
-      const float2 low = rotated(__uint_as_float(first << 16), __uint_as_float(second << 16), cosine.x, sine.x),
-                   high = rotated(__uint_as_float(first & 0xffff0000u), __uint_as_float(second & 0xffff0000u), cosine.y,
-                                  sine.y);
+      const float2 low = rotated(low_bf16(first), low_bf16(second), cosine.x, sine.x),
+                   high = rotated(high_bf16(first), high_bf16(second), cosine.y, sine.y);
       first = pack_bf16(low.x, high.x), second = pack_bf16(low.y, high.y);
     }
 }

@@ -63,6 +63,9 @@ __device__ inline void store_16(uint32_t address, const uint32_t (&r)[4]) {
                : "memory");
 }
 
+__device__ inline void store_u32(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
 __device__ inline float load_f32(uint32_t address) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
@@ -92,6 +95,10 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
+
+// The values of such a pair.
+__device__ inline float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ inline float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 // --- Copies of 16 bytes by one thread (sm_80). If not `wanted`, nothing is read and zeros are written.
 

@@ -231,8 +231,8 @@ struct LinearRequest {
   KernelRequest request;
 };
 
-// Rounds rows to the encoding of `to`, as quantize does.
-void round_rows(const TensorView& to, const TensorView& values, cudaStream_t stream) {
+// Rounds rows to the encoding of `to`, as quantize does. `largest`: as of QuantizeRowsParams.
+void round_rows(const TensorView& to, const TensorView& values, cudaStream_t stream, unsigned* largest = nullptr) {
   if (to.encoding == &Int8Chunks::instance()) {
     EADEM_CUDA_CALL(
         launch_quantize_chunks({.x = elements(values), .to = int8_chunk_planes(to), .dtype = values.dtype}, stream));
@@ -243,11 +243,12 @@ void round_rows(const TensorView& to, const TensorView& values, cudaStream_t str
                                         .scales = static_cast<float*>(to.plane(1)),
                                         .rows = values.shape[0],
                                         .columns = values.shape[1],
-                                        .dtype = values.dtype},
+                                        .dtype = values.dtype,
+                                        .largest = largest},
                                        stream));
 }
 
-// --- linear_gated_activation: few rows take one pass over both weights; more rows take two products and the
+// --- linear_gated_activation: few rows, and many of 8-bit floats, take one launch; other rows two products and the
 // activation.
 
 Verdict can_gate(const KernelRequest& request) {
@@ -301,13 +302,21 @@ Verdict can_gate_and_quantize(const KernelRequest& request) {
       .verdict({.flops_share = kFp8Share, .reason = kFp8Reason});
 }
 
+// Whether so many tokens of 8-bit floats are computed in tiles, two of 128 tokens at a time, faster than by the
+// library. On an H100, 8B shape: 66 and 83 us for 192 tokens, 62 and 74 for 256, 72 and 58 for 128.
+bool are_worth_tiles(int64_t tokens) {
+  constexpr int64_t kTokens = 256;
+  return 4 * tokens >= 3 * ((tokens + kTokens - 1) / kTokens * kTokens);
+}
+
 // Both products, and the memory of a call: what one decodes, then results that are not outputs.
 struct GatedProduct {
   GatedProduct(CudaDevice& device, const KernelRequest& request)
       : gate(device, LinearRequest(request, 1, std::nullopt, 0).request),
         up(device, LinearRequest(request, 2, std::nullopt, 0).request),
         kind(request.attrs.get<LinearGatedActivationAttrs>().kind),
-        rounds(request.outputs[0].encoding != nullptr) {
+        rounds(request.outputs[0].encoding != nullptr),
+        tiles(request.inputs[0].encoding == &RowEncoding::fp8_e4m3()) {
     const int64_t tokens = request.inputs[0].dim(0).bind(request.bounds);
     const int64_t results_bytes = tokens * request.inputs[1].fixed(0) * 2;
     gate_at = std::max(gate.scratch_bytes(), up.scratch_bytes());
@@ -318,14 +327,17 @@ struct GatedProduct {
     if (gate.saved_microseconds() + up.saved_microseconds() > kActivationMicroseconds)
       most_streamed = kLinearStreamLeast;
     scratch_bytes = tokens > most_streamed ? up_at + results_bytes : rounds ? up_at : 0;
+    if (tiles && rounds) largest = device.counters(tokens);
   }
 
   ExactProduct gate, up;
   int64_t most_streamed = gate.most_streamed();  // rows whose products and activation are one launch
   ActivationKind kind;
   bool rounds;             // y is encoded
+  bool tiles;              // whether numbers of rows that are worth it are one launch, too
   int64_t gate_at, up_at;  // in the memory of a call: of `gate`, with `rounds`, and of `up`
   int64_t scratch_bytes;
+  unsigned* largest = nullptr;  // counters for rows of y
 };
 
 void run_gated(const GatedProduct& product, const KernelCall& call) {
@@ -333,7 +345,9 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
   CudaDevice& device = cuda_device(call);
   char* scratch = static_cast<char*>(call.scratch.data);
   void* results = product.rounds ? scratch + product.gate_at : elements(y);
-  if (x.shape[0] <= product.most_streamed) {
+  const bool in_tiles = product.tiles && are_worth_tiles(x.shape[0]);
+  unsigned* largest = in_tiles && product.rounds ? product.largest : nullptr;
+  if (x.shape[0] <= product.most_streamed || in_tiles) {
     stream_products(device,
                     {.x = operand_data(x),
                      .up = operand_data(up),
@@ -346,10 +360,11 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
                      .x_scales = scales_of(x),
                      .up_scales = scales_of(up),
                      .scaling = product.gate.scaling(),
+                     .y_largest = largest,
                      .x_halves = halves_of(x),
                      .x_sums = sums_of(x)},
                     {product.gate.layout()}, product.up.layout());
-    if (product.rounds) round_rows(y, TensorView(results, y.dtype, y.shape), device.stream());
+    if (product.rounds) round_rows(y, TensorView(results, y.dtype, y.shape), device.stream(), largest);
     return;
   }
   LinearParams p{.x = operand_data(x),
