@@ -99,6 +99,8 @@ struct Tokenizer::Impl {
         end_tokens(spec.end_tokens),
         notes(spec.notes),
         chat_templates(spec.chat_templates) {
+    tokens.reserve(spec.vocab.size() + spec.added_tokens.size());
+    ids.reserve(spec.vocab.size() + spec.added_tokens.size());
     for (const VocabEntry& entry : spec.vocab) add_token(entry.text, entry.id, "vocabulary");
     for (const AddedToken& added : spec.added_tokens) {
       const auto known = ids.find(added.content);

@@ -86,6 +86,10 @@ Utf8Step next_utf8(std::string_view text, size_t pos) {
 
 size_t find_invalid_utf8(std::string_view text) {
   for (size_t pos = 0; pos < text.size();) {
+    if (static_cast<unsigned char>(text[pos]) < 0x80) {
+      ++pos;
+      continue;
+    }
     const Utf8Step step = next_utf8(text, pos);
     if (step.status != Utf8Status::kValid) return pos;
     pos += static_cast<size_t>(step.length);
@@ -154,6 +158,10 @@ int byte_from_char(char32_t c) { return c < kByteFromChar.size() ? kByteFromChar
 bool bytes_from_alphabet(std::string& bytes, std::string_view text) {
   bytes.clear();
   for (size_t pos = 0; pos < text.size();) {
+    if (const auto c = static_cast<unsigned char>(text[pos]); c < 0x80 && kByteFromChar[c] == c) {
+      bytes.push_back(text[pos++]);
+      continue;
+    }
     const Utf8Step step = next_utf8(text, pos);
     const int byte = step.status == Utf8Status::kValid ? byte_from_char(step.value) : -1;
     if (byte < 0) return false;

@@ -2,6 +2,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <string_view>
+#include <unordered_map>
 
 #include "eadem/core/error.h"
 #include "eadem/io/text.h"
@@ -146,7 +148,7 @@ void read_added_tokens(const JsonReader& root, TokenizerSpec& spec) {
 }  // namespace
 
 struct MergeReader::Ids {
-  StringMap<int32_t> by_text;
+  std::unordered_map<std::string_view, int32_t> by_text;  // texts of the vocabulary
   std::string joined;
 };
 

@@ -59,7 +59,7 @@ GgufTokenizerData gguf_tokenizer_data(const GgufFile& file);
 // Parses "left right" or a pair of strings into spec.merges, rank by position; used by every merges list.
 class MergeReader {
  public:
-  // Reads spec.vocab, which must be complete; adds to spec.merges.
+  // Reads spec.vocab, which must be complete and stay as it is; adds to spec.merges.
   explicit MergeReader(TokenizerSpec& spec);
   ~MergeReader();
   MergeReader(const MergeReader&) = delete;

@@ -15,6 +15,18 @@ bool is_one_char(std::string_view text) {
   return !text.empty() && static_cast<size_t>(next_utf8(text, 0).length) == text.size();
 }
 
+// Whether a merge puts another character before U+2581.
+bool joins_metaspace_to_others(const TokenizerSpec& spec) {
+  std::unordered_map<int32_t, std::string_view> texts;
+  texts.reserve(spec.vocab.size() + spec.extra_symbols.size());
+  for (const VocabEntry& entry : spec.vocab) texts.emplace(entry.id, entry.text);
+  for (size_t i = 0; i < spec.extra_symbols.size(); ++i)
+    texts.emplace(kMaxVocab + static_cast<int32_t>(i), spec.extra_symbols[i]);
+  return std::any_of(spec.merges.begin(), spec.merges.end(), [&](const Merge& merge) {
+    return texts.at(merge.right).starts_with(kMetaspace) && !texts.at(merge.left).ends_with(kMetaspace);
+  });
+}
+
 }  // namespace
 
 const MergeTable::Entry MergeTable::kMissing{};
@@ -43,11 +55,12 @@ BpeModel::BpeModel(const TokenizerSpec& spec, bool byte_level)
   byte_ids_.fill(-1);
   ascii_ids_.fill(-1);
   std::string bytes;
-  std::unordered_map<int32_t, std::string_view> texts;
+  if (ignore_merges_) whole_pieces_.reserve(spec.vocab.size());
   for (const VocabEntry& entry : spec.vocab) {
-    texts.emplace(entry.id, entry.text);
     if (!spec.unk_token.empty() && entry.text == spec.unk_token) unk_id_ = entry.id;
     if (byte_level_) {
+      constexpr size_t kLongestLetter = 2;  // bytes of a letter of the alphabet
+      if (!ignore_merges_ && entry.text.size() > kLongestLetter) continue;
       if (!bytes_from_alphabet(bytes, entry.text)) continue;
       if (bytes.size() == 1) byte_ids_[static_cast<unsigned char>(bytes[0])] = entry.id;
       if (ignore_merges_) whole_pieces_.emplace(bytes, entry.id);
@@ -60,9 +73,7 @@ BpeModel::BpeModel(const TokenizerSpec& spec, bool byte_level)
     throw DataCorrupted("{}: model.unk_token '{}' is not in the vocabulary", source_, spec.unk_token);
   }
   for (size_t i = 0; i < extra_symbols_.size(); ++i) {
-    const int32_t id = kMaxVocab + static_cast<int32_t>(i);
-    texts.emplace(id, extra_symbols_[i]);
-    symbols_.emplace(extra_symbols_[i], id);
+    symbols_.emplace(extra_symbols_[i], kMaxVocab + static_cast<int32_t>(i));
   }
   if (!byte_level_) {
     for (int c = 0; c < 128; ++c) {
@@ -82,11 +93,8 @@ BpeModel::BpeModel(const TokenizerSpec& spec, bool byte_level)
       std::copy(ids.begin(), ids.end(), byte_ids_.begin());
     }
   }
-  splits_at_metaspace_ = !byte_level_ && !ignore_merges_ && symbols_.contains(kMetaspace);
-  for (const Merge& merge : spec.merges) {
-    const std::string_view left = texts.at(merge.left), right = texts.at(merge.right);
-    if (right.starts_with(kMetaspace) && !left.ends_with(kMetaspace)) splits_at_metaspace_ = false;
-  }
+  splits_at_metaspace_ =
+      !byte_level_ && !ignore_merges_ && symbols_.contains(kMetaspace) && !joins_metaspace_to_others(spec);
 }
 
 // Writes symbols as the Hugging Face library does: an unknown token is held back until the next symbol that the
