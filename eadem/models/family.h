@@ -111,19 +111,19 @@ struct ModelFamily {
   bool (*may_ignore)(const ModelConfig& config, const std::string& tensor) = nullptr;
 
   bool further_layers = false;  // files have layers behind the last one, which predict further tokens
-  // Which of these files' modules is MtpModel's.
+  // Where files have the module for multi-token prediction that MtpModel builds.
   enum class Mtp : uint8_t {
     none,
-    further_layer,  // the first layer behind the last one
-    own_module,     // in directories that of mtp_module, in GGUF files the first further layer
-    own_layers,     // in directories layers of "mtp.", from the first on
+    further_layer,  // it is the layer behind the model's last one
+    own_module,     // directories: tensors below mtp_module; GGUF files: the layer behind the model's last one
+    own_layers,     // directories: layers below "mtp.", counted from 0
   };
   Mtp mtp = Mtp::none;
-  // Adds the module's layers behind those of the configuration. Throws Unsupported where a model cannot have them.
-  // Null: a layer like the last one.
+  // Adds the module's layers to a configuration, behind the model's. Throws Unsupported where a model cannot have them.
+  // Null: adds one layer like the last one.
   void (*add_mtp_layers)(ModelConfig& config) = nullptr;
-  // Of own_module: how the names of its tensors begin in directories, without the dot, and what follows there the parts
-  // of names below a layer that begin so; the first that fits.
+  // For own_module, in directories: the first part of its tensors' names, and what stands there in place of a name's
+  // beginning below a layer (the first entry that fits).
   std::string_view mtp_module = "mtp";
   std::span<const OwnName> mtp_names = {};
   bool gguf_mtp = true;  // GGUF files may have the module

@@ -65,8 +65,8 @@ class Model {
   virtual ValueId finish(BuildContext& context, ValueId x) const = 0;
   virtual ValueId head(BuildContext& context, ValueId hidden) const = 0;
 
-  // What a module for multi-token prediction reads of a token: of x, which the last layer gave, and `finished`, which
-  // finish made of it.
+  // The hidden states that the module for multi-token prediction reads. x: the last layer's output; finished: what
+  // finish makes of it, which is the usual answer.
   virtual ValueId mtp_hidden(ValueId /*x*/, ValueId finished) const { return finished; }
 
   // embed and every layer.

@@ -133,7 +133,7 @@ TEST_P(StepsAhead, ACallbackThatThrowsLeavesNothingUnderWay) {
   expect_same({params(20), params(9)});
 }
 
-// What a conversation left in the cache is what its next turn finds.
+// A kept sequence has the same tokens in the cache either way, also if a stop token ended it while another step ran.
 TEST_P(StepsAhead, ConversationsGoOnFromTheirTokens) {
   Ids conversation = encode("Once upon a time");
   std::vector<Ids> answers[2];
