@@ -45,7 +45,7 @@ HWY_INLINE Vec load_fp8(const uint8_t* p) {
 #endif
 }
 
-// c [kPanels * 16] += one row of a times panels [p0, p0 + kPanels), which are decoded in registers.
+// c [kPanels * 16] = one row of a times panels [p0, p0 + kPanels), which are decoded in registers.
 template <bool kE5m2, int kPanels>
 HWY_NOINLINE void fp8_row(float* HWY_RESTRICT c, const RowOperand& a, const Fp8Weight& w, int64_t k_size, int64_t p0) {
   const int64_t block = w.block_columns == 0 ? std::max<int64_t>(k_size, 1) : w.block_columns;

@@ -38,8 +38,9 @@ CudaMatmulCall matmul_call(const LinearParams& params);
 // The layout in which the mma.sync chain reads a weight; null for plain ones.
 const FragmentLayout* layout_of(const TensorType& weight);
 
-// Computes up to kLinearStreamMaxTokens rows (of 8-bit codes up to kIntegerStreamMaxTokens), or, where x
-// is rounded, any number of one part. All weights are plain, or each has a layout, or each has scales.
+// Computes up to kLinearStreamMaxTokens rows (of 8-bit codes up to kIntegerStreamMaxTokens); any number where x is in
+// 8-bit floats, and of one part without `up` where it is in 8-bit codes. All weights are plain, or each has a layout,
+// or each has scales.
 void stream_products(CudaDevice& device, const LinearStreamParams& params,
                      const std::array<const FragmentLayout*, kMostLinearStreamParts>& layouts,
                      const FragmentLayout* up_layout = nullptr);

@@ -89,8 +89,8 @@ struct Tiles {
 };
 
 // By one thread: copies the tokens of this block's tiles, and for both blocks half of the weight's rows. A stage is
-// filled again when the warps of both blocks have left it. A tile without tokens takes the first ones: to fill boxes
-// with zeros takes longer than to copy them.
+// filled again when the warps of both blocks have left it. A tile without tokens copies the first ones, not zeros, with
+// which launches were slower than with tokens.
 template <bool kGated>
 __device__ inline void copy_tiles(const TileMaps& maps, const Tiles<kGated>& tiles, const Ring& ring, uint32_t stages,
                                   int num_chunks, int rank) {

@@ -302,9 +302,9 @@ Verdict can_gate_and_quantize(const KernelRequest& request) {
       .verdict({.flops_share = kFp8Share, .reason = kFp8Reason});
 }
 
-// Whether so many tokens of 8-bit floats are computed in tiles, two of 128 tokens at a time, faster than by the
-// library: where few of the last tiles' tokens are missing. On an H100, 8B shape: 66 and 83 us for 192 tokens, 62 and
-// 74 for 256, 72 and 58 for 128.
+// Whether one launch of tiles computes gate, up and activation of so many tokens of 8-bit floats faster than the
+// library's products and a kernel: tiles come in pairs of 2 x 128 tokens, and the last pair has to be nearly full. On
+// an H100, 8B shape: 66 and 83 us for 192 tokens, 62 and 74 for 256, 72 and 58 for 128.
 bool are_worth_tiles(int64_t tokens) {
   constexpr int64_t kTokens = 256;
   const int64_t missing = (kTokens - tokens % kTokens) % kTokens;
