@@ -5,9 +5,10 @@
 // sequence's rows merges them in order. attention_tiles.cuh says what is computed; attention_decode_many.cu does the
 // same for many sequences.
 //
-// A warp brings 32 keys and their values to shared memory, by tensor maps where the query sees all of them and they are
-// from earlier steps, else row by row. The newest row comes last: what makes it may still run while the others are
-// copied. Where it is not in the cache yet (NewRows), the queries and it are rotated here, and it is appended.
+// Some warps copy keys and their values to shared memory, 32 at a time, by tensor maps where the query sees all of them
+// and they are from earlier steps, else row by row. What makes the queries and the newest row may still run then; the
+// other warps wait for it, and bring those. Where the newest row is not in the cache yet (NewRows), the queries and it
+// are rotated here, and it is appended.
 #include <algorithm>
 
 #include "eadem/kernels/cuda/attention/attention_panels.cuh"
@@ -23,7 +24,11 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kWarpKeys = kSplit / kWarps;
 constexpr int kWarpTiles = kWarpKeys / 8;
-constexpr int kPadding = 8;        // elements after each row of probabilities, against bank conflicts
+// Of an item, kCopyWarps warps copy keys and values from earlier steps, the next one brings the newest row, and the
+// others bring the queries.
+constexpr int kCopyWarps = 4, kPartsOfCopyWarp = kWarps / kCopyWarps, kNewestWarp = kCopyWarps;
+constexpr int kFirstQueryThread = (kNewestWarp + 1) * kWarp;
+constexpr int kPadding = 8;        // elements after each row of queries and of probabilities, against bank conflicts
 constexpr int kLeastBoxShift = 3;  // log2 of the rows of a box that is worth a copy of its own
 constexpr int32_t kNewest = -2;    // in the place of a row of the cache
 static_assert(kWarpKeys == kWarp && 2 * kWarpKeys == kChunk, "two warps have a chunk, and a lane has a row");
@@ -71,22 +76,36 @@ __device__ void multiply_values(float (&acc)[kTiles][4], const uint32_t (&weight
   }
 }
 
-// Rotates the queries of a token by its row of the table.
-template <int kD>
-__device__ void rotate_queries(uint32_t (&q)[kD / 16][4], const float* table, int lane) {
-  constexpr int kHalf = kD / 2, kSteps = kD / 32;
+// Puts 16 rows of queries into shared memory [16][kD + kPadding], by the threads from kFirstQueryThread. kNew: rotated
+// by the token's row of the table.
+template <int kD, bool kNew>
+__device__ void bring_queries(const AttentionParams& p, const SplitItem& i, bf16_t* to) {
+  constexpr int kHalf = kD / 2, kWidth = 8, kVectors = kHalf / kWidth;  // of half a row
+  const int group = p.heads / p.kv_heads, rows = group - i.first_row;
+  const float* table = kNew ? p.new_rows.table + int64_t{i.sequence.first_token} * kD : nullptr;
+  const auto* from = static_cast<const bf16_t*>(p.q) +
+                     (int64_t{i.sequence.first_token} * p.heads + i.kv_head * group + i.first_row) * kD;
+  for (int n = static_cast<int>(threadIdx.x) - kFirstQueryThread; n < kFragmentRows * kVectors;
+       n += kThreads - kFirstQueryThread) {
+    const int row = n / kVectors, column = n % kVectors * kWidth;
+    float first[kWidth] = {}, second[kWidth] = {};
+    if (row < rows) {
+      load_vector(first, from + row * kD + column);
+      load_vector(second, from + row * kD + kHalf + column);
+      if constexpr (kNew) {
+        float cosines[kWidth], sines[kWidth];
+        load_vector(cosines, table + column);
+        load_vector(sines, table + kHalf + column);
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {  // rows lane / 4, then + 8; then both for the columns + 8
-      const int column = step * 16 + i / 2 * 8 + lane % 4 * 2;
-      const float2 cosine = *reinterpret_cast<const float2*>(table + column),
-                   sine = *reinterpret_cast<const float2*>(table + kHalf + column);
-      uint32_t &first = q[step][i], &second = q[step + kSteps][i];
-      const float2 low = rotated(low_bf16(first), low_bf16(second), cosine.x, sine.x),
-                   high = rotated(high_bf16(first), high_bf16(second), cosine.y, sine.y);
-      first = pack_bf16(low.x, high.x), second = pack_bf16(low.y, high.y);
+        for (int e = 0; e < kWidth; ++e) {
+          const float2 result = rotated(first[e], second[e], cosines[e], sines[e]);
+          first[e] = result.x, second[e] = result.y;
+        }
+      }
     }
+    store_vector(to + row * (kD + kPadding) + column, first);
+    store_vector(to + row * (kD + kPadding) + kHalf + column, second);
+  }
 }
 
 // Puts the newest row `to` shared memory, row `at` of keys and of values, and if `appends` at `row` into the cache,
@@ -141,6 +160,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
   using Panels = Part<kD, Code>;
   extern __shared__ __align__(1024) uint8_t memory[];
   __shared__ int32_t slot_start[kMaxSequences + 1];
+  __shared__ __align__(16) bf16_t query_rows[kFragmentRows * (kD + kPadding)];
   __shared__ uint64_t barriers[2][kWarps];  // of keys, of values
   __shared__ float part_max[kWarps][kFragmentRows];
   __shared__ float chunk_sum[kSplitChunks][kFragmentRows][4];
@@ -151,69 +171,82 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
                 kValueTiles = kD / 8 / kValueWarps;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int group = p.heads / p.kv_heads;
-  uint8_t* const own_keys = memory + static_cast<uint32_t>(warp) * Panels::kBytes;
-  uint8_t* const own_values = own_keys + kRowsBytes<kD, Code>;
-  const uint32_t keys = shared_address(own_keys), values = shared_address(memory) + kRowsBytes<kD, Code>,
-                 weights = values + kRowsBytes<kD, Code>;
+  const uint32_t keys = shared_address(memory), values = keys + kRowsBytes<kD, Code>,
+                 weights = values + kRowsBytes<kD, Code>, scales = weights + kWeightsBytes;
+  // Of the 32 keys, and the values, of each warp.
+  const auto keys_of = [&](int of_warp) { return keys + static_cast<uint32_t>(of_warp) * Panels::kBytes; };
+  const auto values_of = [&](int of_warp) { return values + static_cast<uint32_t>(of_warp) * Panels::kBytes; };
+  const auto key_scales_of = [&](int of_warp) { return scales + static_cast<uint32_t>(of_warp * kWarpKeys) * 4; };
+  const auto value_scales_of = [&](int of_warp) { return key_scales_of(of_warp) + kSplit * 4; };
+  const auto keys_full = [&](int of_warp) { return shared_address(&barriers[0][of_warp]); };
+  const auto values_full = [&](int of_warp) { return shared_address(&barriers[1][of_warp]); };
   auto* weight_rows = reinterpret_cast<uint32_t*>(memory + 2 * kRowsBytes<kD, Code>);  // pairs of bf16
-  // The scales of the warp's keys, and kSplit behind them those of their values.
-  const uint32_t key_scales = weights + kWeightsBytes + static_cast<uint32_t>(warp * kWarpKeys) * 4,
-                 value_scales = key_scales + kSplit * 4;
-  const uint32_t keys_full = shared_address(&barriers[0][warp]), values_full = shared_address(&barriers[1][warp]);
   const uint64_t policy = l2_policy<L2Policy::evict_first>();
   const ScoreScale<kCapped> scale(p);
   const float c = scale.c;
 
-  if (threadIdx.x < 2 * kWarps) {
-    barrier_init(shared_address(barriers) + threadIdx.x * kBarrierBytes, 1);
+  if (warp < kCopyWarps) {
+    if (lane < 2 * kPartsOfCopyWarp)
+      barrier_init(shared_address(&barriers[lane % 2][warp + lane / 2 * kCopyWarps]), kWarp + 1);
     fence_barriers();
+    __syncwarp();
   }
   allow_next_kernel();
-  count_slots(slot_start, p);
   const SplitItems items(slot_start, p);
 
-  // The lane's row of the cache.
-  const auto row_of = [&](const SplitItem& i) {
-    const int32_t key = i.split + warp * kWarpKeys + lane;
+  // The row of the cache for this lane, of the keys of a warp.
+  const auto row_of = [&](const SplitItem& i, int of_warp) {
+    const int32_t key = i.split + of_warp * kWarpKeys + lane;
     if (key == i.position) return kNewest;
     return key >= i.begin && key < i.position ? key_row(p, i.sequence, i.kv_head, key) : kNoRow;
   };
   const auto copy_part = [&](const void* rows, const CUtensorMap& map, int32_t row, uint32_t to, uint32_t full) {
     const bool whole = maps.box_shift >= kLeastBoxShift && __all_sync(kAllLanes, row >= 0);
-    if (whole) {
-      if (lane == 0) barrier_arrive_expecting(full, Panels::kBytes);
-      __syncwarp();
-      if (lane % (1 << maps.box_shift) == 0)
-#pragma unroll
-        for (int panel = 0; panel < Panels::kPanels; ++panel)
-          copy_box_async(
-              to + static_cast<uint32_t>(panel) * Panels::kPanelBytes + static_cast<uint32_t>(lane) * Panels::kPanelRow,
-              map, row, panel, full, policy);
-    } else {
-      if (lane == 0) barrier_arrive(full);
+    if (lane == 0) barrier_arrive_expecting(full, whole ? Panels::kBytes : 0);
+    __syncwarp();
+    if (!whole) {
       copy_rows_async<Panels>(rows, row, to, lane);
+    } else if (lane % (1 << maps.box_shift) == 0) {
+#pragma unroll
+      for (int panel = 0; panel < Panels::kPanels; ++panel)
+        copy_box_async(
+            to + static_cast<uint32_t>(panel) * Panels::kPanelBytes + static_cast<uint32_t>(lane) * Panels::kPanelRow,
+            map, row, panel, full, policy);
     }
   };
-  const auto copy_keys = [&](int32_t row) {
-    copy_part(p.k, maps.k, row, keys, keys_full);
-    if (Code::kEncoded && row != kNewest) {
-      const uint32_t to = static_cast<uint32_t>(lane) * 4;
-      copy_4_async(key_scales + to, p.k_scales + max(row, 0), row != kNoRow);
-      copy_4_async(value_scales + to, p.v_scales + max(row, 0), row != kNoRow);
+  // By the warps that copy. The rows are those of the next item.
+  int32_t next_rows[kPartsOfCopyWarp];
+  const auto copy_keys = [&] {
+#pragma unroll
+    for (int part = 0; part < kPartsOfCopyWarp; ++part) {
+      const int of_warp = warp + part * kCopyWarps;
+      const int32_t row = next_rows[part];
+      copy_part(p.k, maps.k, row, keys_of(of_warp), keys_full(of_warp));
+      if (Code::kEncoded && row != kNewest) {
+        const uint32_t at = static_cast<uint32_t>(lane) * 4;
+        copy_4_async(key_scales_of(of_warp) + at, p.k_scales + max(row, 0), row != kNoRow);
+        copy_4_async(value_scales_of(of_warp) + at, p.v_scales + max(row, 0), row != kNoRow);
+      }
+      barrier_arrive_after_copies(keys_full(of_warp));
     }
-    commit_copies();
   };
-  const auto copy_values = [&](int32_t row) {
-    copy_part(p.v, maps.v, row, shared_address(own_values), values_full);
-    commit_copies();
+  const auto copy_values = [&] {
+#pragma unroll
+    for (int part = 0; part < kPartsOfCopyWarp; ++part) {
+      const int of_warp = warp + part * kCopyWarps;
+      copy_part(p.v, maps.v, next_rows[part], values_of(of_warp), values_full(of_warp));
+      barrier_arrive_after_copies(values_full(of_warp));
+    }
   };
-  // Brings the newest row, by the warp that has it.
+  // Brings the newest row, by one warp, where the split has it.
   const auto bring_newest = [&](const SplitItem& i, int64_t row, bool is_new) {
-    const int at = i.position - i.split - warp * kWarpKeys;
-    if (at < 0 || at >= kWarpKeys) return;
+    const int key = i.position - i.split, at = key % kWarpKeys, of_warp = key / kWarpKeys;
+    if (key >= kSplit) return;
+    uint8_t* const k = memory + static_cast<uint32_t>(of_warp) * Panels::kBytes;
+    uint8_t* const v = k + kRowsBytes<kD, Code>;
     if constexpr (kNew) {
       if (is_new) {
-        bring_new_row<kD>(p, i.sequence.first_token, i.kv_head, row, i.first_row == 0, own_keys, own_values, at, lane);
+        bring_new_row<kD>(p, i.sequence.first_token, i.kv_head, row, i.first_row == 0, k, v, at, lane);
         return;
       }
     }
@@ -221,32 +254,39 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
     using Bytes = std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>;
     static_assert(sizeof(Bytes) == kBytes);
     const uint32_t place = Panels::offset(at, lane * kBytes / 16) + static_cast<uint32_t>(lane * kBytes % 16);
-    *reinterpret_cast<Bytes*>(own_keys + place) = static_cast<const Bytes*>(p.k)[row * kWarp + lane];
-    *reinterpret_cast<Bytes*>(own_values + place) = static_cast<const Bytes*>(p.v)[row * kWarp + lane];
+    *reinterpret_cast<Bytes*>(k + place) = static_cast<const Bytes*>(p.k)[row * kWarp + lane];
+    *reinterpret_cast<Bytes*>(v + place) = static_cast<const Bytes*>(p.v)[row * kWarp + lane];
     if (Code::kEncoded && lane == 0) {
-      store_f32(key_scales + static_cast<uint32_t>(at) * 4, p.k_scales[row]);
-      store_f32(value_scales + static_cast<uint32_t>(at) * 4, p.v_scales[row]);
+      store_f32(key_scales_of(of_warp) + static_cast<uint32_t>(at) * 4, p.k_scales[row]);
+      store_f32(value_scales_of(of_warp) + static_cast<uint32_t>(at) * 4, p.v_scales[row]);
     }
   };
 
   // Earlier kernels of this step make the queries, and the keys and values of its tokens. Those of all tokens before
-  // are copied while these kernels run (see overlap.cuh).
+  // are copied while these kernels run (see overlap.cuh). Waiting takes a while even where they have ended, so that
+  // only the warps that need it wait; the others meet them at the barrier after that.
   SplitItem now{}, next{};
-  int32_t next_row = kNoRow;
   // Where the cache has, or is to have, the newest row of `next`; and whether the row is new.
   int64_t newest_row = 0;
   bool is_new = false;
-  const auto look_up_newest = [&] {
-    newest_row = key_row(p, next.sequence, next.kv_head, next.position);
-    if constexpr (kNew) is_new = p.new_rows.slots[next.sequence.first_token] >= 0;
+  const auto look_up_next = [&](int item) {
+    next = items.at(p, item);
+    if (warp < kCopyWarps) {
+#pragma unroll
+      for (int part = 0; part < kPartsOfCopyWarp; ++part) next_rows[part] = row_of(next, warp + part * kCopyWarps);
+    } else if (warp == kNewestWarp) {
+      newest_row = key_row(p, next.sequence, next.kv_head, next.position);
+      if constexpr (kNew) is_new = p.new_rows.slots[next.sequence.first_token] >= 0;
+    }
   };
   if (static_cast<int>(blockIdx.x) < items.count) {
-    next = items.at(p, static_cast<int>(blockIdx.x));
-    next_row = row_of(next);
-    copy_keys(next_row);
-    copy_values(next_row);
-    look_up_newest();
-    wait_for_earlier_kernels();
+    look_up_next(static_cast<int>(blockIdx.x));
+    if (warp < kCopyWarps) {
+      copy_keys();
+      copy_values();
+    } else {
+      wait_for_earlier_kernels();
+    }
   }
   uint32_t parity = 0;
   for (int item = static_cast<int>(blockIdx.x); item < items.count; item += static_cast<int>(gridDim.x), parity ^= 1) {
@@ -256,15 +296,18 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
     const int kv_head = now.kv_head, first_row = now.first_row;
     const int32_t first_key = now.split + warp * kWarpKeys;
 
-    // 1. Load the queries, and the newest row.
-    uint32_t q[kD / 16][4];
-    load_queries<kD, Code::kEncoded>(q, p, kv_head, sequence.first_token, 1, first_row, lane);
-    bring_newest(now, newest_row, is_new);
-    if constexpr (kNew) rotate_queries<kD>(q, p.new_rows.table + int64_t{sequence.first_token} * kD, lane);
+    // 1. Bring the queries, and the newest row.
+    if (warp == kNewestWarp)
+      bring_newest(now, newest_row, is_new);
+    else if (warp > kNewestWarp)
+      bring_queries<kD, kNew>(p, now, query_rows);
+    __syncthreads();
 
     // 2. Compute the scores of the warp's keys, and their maximum.
-    wait_for_copies<1>();  // all but the values
-    barrier_wait(keys_full, parity);
+    uint32_t q[kD / 16][4];
+    load_fragments<kD, Code::kEncoded>(
+        q, [&](int row) { return reinterpret_cast<const __nv_bfloat16*>(query_rows) + row * (kD + kPadding); }, lane);
+    barrier_wait(keys_full(warp), parity);
     __syncwarp();
     float scores[kWarpTiles][4];
     multiply_keys<kD, Panels, Code>(
@@ -272,24 +315,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
         [&](int step) {
           return Fragment{{q[step][0], q[step][1], q[step][2], q[step][3]}};
         },
-        keys, lane);
+        keys_of(warp), lane);
     [[maybe_unused]] float2 scales_of_values[kWarpTiles];
     if constexpr (Code::kEncoded) {  // before the scales of the next item take their place
 #pragma unroll
       for (int t = 0; t < kWarpTiles; ++t) {
-        multiply_tile(scores[t], load_tile_scales(key_scales, t, lane));
-        scales_of_values[t] = load_tile_scales(value_scales, t, lane);
+        multiply_tile(scores[t], load_tile_scales(key_scales_of(warp), t, lane));
+        scales_of_values[t] = load_tile_scales(value_scales_of(warp), t, lane);
       }
-    }
-    if (has_next) {  // the keys are not needed any more: their memory takes those of the next item
-      fence_shared_for_wgmma();
-      __syncwarp();
-      next = items.at(p, item + static_cast<int>(gridDim.x));
-      next_row = row_of(next);
-      copy_keys(next_row);
-      look_up_newest();
-    } else {
-      commit_copies();  // an empty group keeps the counts of wait_for_copies right
     }
     scale.cap(scores);
     float largest[2] = {-INFINITY, -INFINITY};
@@ -306,7 +339,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
       const float value = quad_max(largest[half]);
       if (lane % 4 == 0) part_max[warp][lane / 4 + half * 8] = value;
     }
+    fence_shared_for_wgmma();
     __syncthreads();
+    if (has_next) {  // the keys are not needed any more: their memory takes those of the next item
+      look_up_next(item + static_cast<int>(gridDim.x));
+      if (warp < kCopyWarps) copy_keys();
+    }
 
     // 3. Compute probabilities. The first warp of a chunk begins the sums of its rows, the second one goes on.
     const auto sum_of = [&](int chunk, int half) -> float& { return chunk_sum[chunk][lane / 4 + half * 8][lane % 4]; };
@@ -340,8 +378,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
       }
       if (warp % 2 == 0) sum_of(warp / 2, half) = add_probabilities(0.0f, half);
     }
-    wait_for_copies<1>();  // all but the keys of the next item
-    barrier_wait(values_full, parity);
+    barrier_wait(values_full(warp), parity);
     __syncthreads();
     if (warp % 2 == 1)
 #pragma unroll
@@ -365,8 +402,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
           load_matrices(a[step],
                         weights + static_cast<uint32_t>(
                                       (lane % 16 * kWeightPitch + part * kWarpKeys + step * 16 + lane / 16 * 8) * 2));
-        multiply_values<kD, Code>(acc, a, values + static_cast<uint32_t>(part) * Panels::kBytes, warp * kValueTiles,
-                                  lane);
+        multiply_values<kD, Code>(acc, a, values_of(part), warp * kValueTiles, lane);
       }
     }
     __syncthreads();  // all sums are there
@@ -402,7 +438,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
     }
     fence_shared_for_wgmma();  // the newest row comes before the copy that takes its place
     __syncthreads();           // the next item overwrites shared memory
-    if (has_next) copy_values(next_row);
+    if (has_next && warp < kCopyWarps) copy_values();
     // 6. The block that stores the last state of these rows merges all of them, in order.
     if (splits > 1) {
       if (threadIdx.x == 0) {
@@ -413,7 +449,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
       if (is_last) {
         const int rows_here = min(group - first_row, kFragmentRows);
         const float* states =
-            p.states + (int64_t{slot_start[now.index]} * p.heads + kv_head * group + first_row) * (kD + 2);
+            p.states + (int64_t{items.first_slot(now.index)} * p.heads + kv_head * group + first_row) * (kD + 2);
         for (int i = static_cast<int>(threadIdx.x); i < rows_here * (kD / 2); i += kThreads) {
           const int row = i / (kD / 2), d = i % (kD / 2) * 2;
           const float* state = states + row * (kD + 2);

@@ -229,7 +229,6 @@ __global__ void __launch_bounds__(kThreads)
     fence_barriers();
   }
   allow_next_kernel();
-  count_slots(slot_start, p);
   const SplitItems items(slot_start, p);
   // Blocks take items in turns, and so do the warps of a block.
   const int first_item = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x);
@@ -394,7 +393,7 @@ __global__ void __launch_bounds__(kThreads)
       unsigned before = 0;
       if (lane == 0) before = arrive_counting(items.arrivals(p, item), static_cast<unsigned>(splits - 1));
       if (__shfl_sync(kAllLanes, before, 0) == static_cast<unsigned>(splits - 1))
-        merge_rows<kD>(p, item, slot_start[item.index], splits, lane);
+        merge_rows<kD>(p, item, items.first_slot(item.index), splits, lane);
     }
   }
 }

@@ -55,13 +55,24 @@ struct SplitItem {
 // The items of a step: those of a slot follow each other.
 struct SplitItems {
   const int32_t* slot_start;
-  int row_tiles, per_slot, count;
+  int row_tiles, per_slot, slots, count;
+  bool is_one;  // sequence, which needs no slot_start
 
-  __device__ SplitItems(const int32_t* slot_start_, const AttentionParams& p)
+  // By all threads of a block, which calls count_slots(slot_start).
+  __device__ SplitItems(int32_t* slot_start_, const AttentionParams& p)
       : slot_start(slot_start_),
         row_tiles(static_cast<int>(ceil_div(p.heads / p.kv_heads, kFragmentRows))),
         per_slot(p.kv_heads * row_tiles),
-        count(slot_start[p.sequences] * per_slot) {}
+        is_one(p.sequences == 1) {
+    if (is_one) {
+      const SplitRange splits = splits_of(p, sequence_of(p, 0));
+      slots = splits.end - splits.begin;
+    } else {
+      count_slots(slot_start_, p);
+      slots = slot_start[p.sequences];
+    }
+    count = slots * per_slot;
+  }
 
   __device__ SplitItem at(const AttentionParams& p, int item) const {
     SplitItem i{
@@ -78,10 +89,14 @@ struct SplitItems {
     i.index = s;
     i.position = i.sequence.length - 1;
     i.begin = first_key(p, i.sequence, i.position);
-    i.split = (splits_of(p, i.sequence).begin + i.slot - slot_start[s]) * kSplit;
+    i.split = (splits_of(p, i.sequence).begin + i.slot - first_slot(s)) * kSplit;
     return i;
   }
-  __device__ int splits(const SplitItem& i) const { return slot_start[i.index + 1] - slot_start[i.index]; }
+  // Where the slots of a sequence begin, and how many it has.
+  __device__ int first_slot(int sequence) const { return is_one ? 0 : slot_start[sequence]; }
+  __device__ int splits(const SplitItem& i) const {
+    return is_one ? slots : slot_start[i.index + 1] - slot_start[i.index];
+  }
   // Counts how many splits of the item's rows have a state.
   __device__ unsigned* arrivals(const AttentionParams& p, const SplitItem& i) const {
     return p.arrivals + (i.index * p.kv_heads + i.kv_head) * row_tiles + i.first_row / kFragmentRows;

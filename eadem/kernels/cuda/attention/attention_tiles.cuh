@@ -136,21 +136,16 @@ __device__ inline int32_t first_key(const AttentionParams& p, const Sequence& se
   return sequence.blocks == nullptr ? max(begin, sequence.first_position) : begin;
 }
 
-// Loads the queries of 16 rows as fragments. Row r of a tile is head r % group of token r / group; rows past the last
-// are 0. kInFours: of 16 elements, a lane has four neighbours 4 t ... 4 t + 3, t = lane % 4, in the place of 2 t, 2 t +
-// 1, 2 t + 8, 2 t + 9: the first and the third, then the second and the fourth. That is how keys come of 8-bit codes.
-template <int kD, bool kInFours>
-__device__ void load_queries(uint32_t (&q)[kD / 16][4], const AttentionParams& p, int32_t kv_head, int32_t first_token,
-                             int32_t tokens, int first_row, int lane) {
-  const int group = p.heads / p.kv_heads;
+// Loads 16 query rows as fragments. `row` gives the address of each in bf16, or null for a row of zeros. kInFours: of
+// 16 elements, a lane has four neighbours 4 t ... 4 t + 3, t = lane % 4, in the place of 2 t, 2 t + 1, 2 t + 8, 2 t +
+// 9: the first and the third, then the second and the fourth. That is how keys come of 8-bit codes.
+template <int kD, bool kInFours, typename Row>
+__device__ void load_fragments(uint32_t (&q)[kD / 16][4], const Row& row, int lane) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = first_row + lane / 4 + half * 8, token = row / group;
-    const bool real = token < tokens;
-    const int64_t offset = real ? (int64_t{first_token + token} * p.heads + kv_head * group + row % group) * kD +
-                                      lane % 4 * (kInFours ? 4 : 2)
-                                : 0;
-    const auto* from = reinterpret_cast<const uint32_t*>(static_cast<const __nv_bfloat16*>(p.q) + offset);
+    const __nv_bfloat16* elements = row(lane / 4 + half * 8);
+    const bool real = elements != nullptr;
+    const auto* from = reinterpret_cast<const uint32_t*>(elements) + lane % 4 * (kInFours ? 2 : 1);
 #pragma unroll
     for (int step = 0; step < kD / 16; ++step) {
       if constexpr (kInFours) {
@@ -163,6 +158,20 @@ __device__ void load_queries(uint32_t (&q)[kD / 16][4], const AttentionParams& p
       }
     }
   }
+}
+
+// Of the queries: row r of a tile is head r % group of token r / group; rows past the last are 0.
+template <int kD, bool kInFours>
+__device__ void load_queries(uint32_t (&q)[kD / 16][4], const AttentionParams& p, int32_t kv_head, int32_t first_token,
+                             int32_t tokens, int first_row, int lane) {
+  const int group = p.heads / p.kv_heads;
+  const auto row = [&](int r) {
+    const int at = first_row + r, token = at / group;
+    return token < tokens ? static_cast<const __nv_bfloat16*>(p.q) +
+                                (int64_t{first_token + token} * p.heads + kv_head * group + at % group) * kD
+                          : nullptr;
+  };
+  load_fragments<kD, kInFours>(q, row, lane);
 }
 
 // The key, of the chunk, of a lane's score i in a tile of 8 keys. The score is in row lane / 4 + i / 2 * 8.
