@@ -108,6 +108,34 @@ TEST_F(OpenCudaDevice, CopiesRoundTrip) {
   }
 }
 
+// Sizes and addresses about those that a kernel copies: whole words of four bytes, up to 64 KiB.
+TEST_F(OpenCudaDevice, SmallCopiesRoundTrip) {
+  constexpr int64_t kMost = 64 << 10, kSpare = 64;
+  const Buffer host = device_->allocate_on_host(kMost + kSpare);
+  auto* const result = static_cast<uint8_t*>(host.data());
+  const std::unique_ptr<Event> done = device_->make_event();
+  for (const int64_t size :
+       {int64_t{1}, int64_t{4}, int64_t{12}, int64_t{13}, int64_t{1028}, kMost - 4, kMost, kMost + 4})
+    for (const int64_t offset : {0, 2, 4, 12}) {
+      const std::vector<uint8_t> bytes = pattern(size, static_cast<uint8_t>(offset));
+      const Buffer memory = device_->allocate(size + kSpare);
+      device_->fill_zero(memory.data(), size + kSpare);
+      auto* const on_device = static_cast<uint8_t*>(memory.data()) + offset;
+      std::memset(result, 0xee, kMost + kSpare);
+      device_->copy_from_host(on_device, bytes.data(), size);
+      device_->copy_to_host_later(result + offset, on_device, size);
+      done->record();
+      done->wait();
+      EXPECT_EQ(std::memcmp(result + offset, bytes.data(), static_cast<size_t>(size)), 0) << size << " at " << offset;
+      for (int64_t i = 0; i < offset; ++i) ASSERT_EQ(result[i], 0xee) << size << " at " << offset;
+      for (int64_t i = offset + size; i < kMost + kSpare; ++i) ASSERT_EQ(result[i], 0xee) << size << " at " << offset;
+      const std::vector<uint8_t> around = read(memory.data(), size + kSpare);
+      for (int64_t i = 0; i < offset; ++i) ASSERT_EQ(around[static_cast<size_t>(i)], 0) << size << " at " << offset;
+      for (int64_t i = offset + size; i < size + kSpare; ++i)
+        ASSERT_EQ(around[static_cast<size_t>(i)], 0) << size << " at " << offset;
+    }
+}
+
 // More copies in flight than the staging memory holds, out of one host buffer.
 TEST_F(OpenCudaDevice, ManySmallCopiesKeepTheirOrder) {
   constexpr int64_t kSize = 300'001, kCopies = 64;

@@ -7,6 +7,7 @@
 #include "eadem/kernels/cuda/capability.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/linear/cublas_lt.h"
+#include "eadem/kernels/cuda/small_copy.h"
 
 namespace eadem {
 
@@ -213,8 +214,11 @@ void CudaDevice::copy_from_host(void* dst, const void* host, int64_t size_bytes)
   }
   char* staged = static_cast<char*>(staging_.memory.get()) + staging_.half * kStagingHalfBytes + staging_.used_bytes;
   std::memcpy(staged, host, size);
-  EADEM_CUDA_CALL(cudaMemcpyAsync(dst, staged, size, cudaMemcpyHostToDevice, stream_.get()));
-  staging_.used_bytes += size_bytes;
+  if (kernels::cuda::is_small_copy(dst, staged, size_bytes))
+    EADEM_CUDA_CALL(kernels::cuda::launch_small_copy(dst, staged, size_bytes, stream_.get()));
+  else
+    EADEM_CUDA_CALL(cudaMemcpyAsync(dst, staged, size, cudaMemcpyHostToDevice, stream_.get()));
+  staging_.used_bytes += (size_bytes + kStagingAlignment - 1) / kStagingAlignment * kStagingAlignment;
 }
 
 void CudaDevice::copy_to_host(void* host, const void* src, int64_t size_bytes) {
@@ -252,7 +256,10 @@ Buffer CudaDevice::allocate_on_host(int64_t size_bytes) {
 void CudaDevice::copy_to_host_later(void* host, const void* src, int64_t size_bytes) {
   if (size_bytes == 0) return;
   make_current();
-  EADEM_CUDA_CALL(cudaMemcpyAsync(host, src, static_cast<size_t>(size_bytes), cudaMemcpyDeviceToHost, stream_.get()));
+  if (kernels::cuda::is_small_copy(host, src, size_bytes))
+    EADEM_CUDA_CALL(kernels::cuda::launch_small_copy(host, src, size_bytes, stream_.get()));
+  else
+    EADEM_CUDA_CALL(cudaMemcpyAsync(host, src, static_cast<size_t>(size_bytes), cudaMemcpyDeviceToHost, stream_.get()));
 }
 
 std::unique_ptr<Event> CudaDevice::make_event() { return std::make_unique<CudaEvent>(*this); }

@@ -115,7 +115,7 @@ class CudaDevice final : public Device {
     int half = 0;
     int64_t used_bytes = 0;  // bytes used in the current half
   };
-  static constexpr int64_t kStagingHalfBytes = 2 << 20;
+  static constexpr int64_t kStagingHalfBytes = 2 << 20, kStagingAlignment = 64;
 
   void make_current() const;
 
