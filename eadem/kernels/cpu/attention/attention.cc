@@ -163,7 +163,7 @@ void run_splits(const AttentionPlan& plan, CpuDevice& device, const Attention& a
   };
 
   // A task is a run of neighbouring splits, so long that each thread has a few tasks: what a split prefetches is then
-  // what the task reads next.
+  // what the thread reads next.
   int64_t splits = 0;
   for (int64_t sequence = 0; sequence < a.sequences; ++sequence) splits += splits_of(sequence);
   const int64_t length = std::max<int64_t>(1, splits * a.kv_heads / (pool.active_threads() * kSplitTasksPerThread));

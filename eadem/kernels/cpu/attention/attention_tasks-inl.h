@@ -253,8 +253,8 @@ void values_by_scratch(const Attention& a, int64_t sequence, int64_t kv_head, in
 }
 
 template <typename T>
-void scores_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end,
-                     int64_t fetch_end, int64_t rows, const ForwardScratch& s) {
+void scores_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end, int64_t rows,
+                     const ForwardScratch& s) {
   const int64_t width = a.width(), last = std::min(start + kChunk, end);
   const KvRows<T> rows_of{a, static_cast<const T*>(a.k), sequence, kv_head, a.head_dim};
   T* spare = reinterpret_cast<T*>(s.keys);
@@ -262,7 +262,7 @@ void scores_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int6
     KeyGroups<T> keys;
     // Past the last group, the first group takes its place; those scores are never used.
     for (int g = 0; g < kScoreGroups; ++g)
-      take_group(keys, g, rows_of, first + g * kKeyGroup < last ? first + g * kKeyGroup : first, end, fetch_end,
+      take_group(keys, g, rows_of, first + g * kKeyGroup < last ? first + g * kKeyGroup : first, end, end,
                  spare + g * kKeyGroup * a.head_dim);
 #if HWY_TARGET == HWY_AVX3
     if constexpr (std::is_same_v<T, int8_t>)
@@ -276,14 +276,14 @@ void scores_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int6
 }
 
 template <typename T>
-void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end,
-                     int64_t fetch_end, int64_t rows, const ForwardScratch& s) {
+void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end, int64_t rows,
+                     const ForwardScratch& s) {
   const int64_t width = a.value_width(), last = std::min(start + kChunk, end);
   const KvRows<T> rows_of{a, static_cast<const T*>(a.v), sequence, kv_head, a.value_row};
   for (int64_t position = start; position < last;) {
     // A run is at most kKeysAhead long, so that the addresses of the next run are known when it is prefetched.
     const int64_t count = std::min(rows_of.run(position, last), kKeysAhead);
-    const auto later = [&](int64_t n) { return rows_of.at(position + n < fetch_end ? position + n : position); };
+    const auto later = [&](int64_t n) { return rows_of.at(position + n < end ? position + n : position); };
     const ValueRun<T> values{later(0), later(kValuesNear), later(kKeysAhead), rows_of.stride(), count};
     add_weighted(s.split.out, width, s.scores + (position - start), kChunk, values, rows, a.value_dim);
     position += count;
@@ -318,8 +318,8 @@ void clear(const Gathered& g, int64_t rows, int64_t width) {
 
 // Adds the keys of a chunk to the states of the block's `rows` rows in s.split.
 template <typename T>
-void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t start, int64_t fetch_end,
-                  int64_t rows, RowsWay way, const ForwardScratch& s) {
+void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t start, int64_t rows, RowsWay way,
+                  const ForwardScratch& s) {
   constexpr bool kEncoded = std::is_same_v<T, int8_t> || std::is_same_v<T, e4m3_t>;
   const int64_t end = b.position + (b.end - b.begin), count = std::min(kChunk, end - start);
   if constexpr (kEncoded) {
@@ -328,7 +328,7 @@ void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int6
   }
   if (way == RowsWay::in_lanes) {
     const LaneChunk<T> chunk(KvRows<T>{a, static_cast<const T*>(a.k), b.sequence, kv_head, a.head_dim}, start, count,
-                             fetch_end);
+                             end);
     RowFetch fetch(chunk.later, chunk.later_count, a.head_dim * static_cast<int64_t>(sizeof(T)));
     float* const by_key = s.keys;  // [kChunk, kRowsInLanes]
     // If values are of keys, half of the next chunk is prefetched during the scores, which alone would have to read
@@ -343,19 +343,18 @@ void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int6
     return values_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
   }
   if (way == RowsWay::in_place || a.byte_dots)
-    scores_in_place<T>(a, b.sequence, kv_head, start, end, fetch_end, rows, s);
+    scores_in_place<T>(a, b.sequence, kv_head, start, end, rows, s);
   else
     scores_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
   online_softmax<kEncoded>(a, b, start, rows, s);
-  if (way == RowsWay::in_place) return values_in_place<T>(a, b.sequence, kv_head, start, end, fetch_end, rows, s);
+  if (way == RowsWay::in_place) return values_in_place<T>(a, b.sequence, kv_head, start, end, rows, s);
   values_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
 }
 
-// Computes the states of the block's rows over one split of keys, in s.split. Keys and values are prefetched up to
-// split `end_split`, where another task begins.
+// Computes the states of the block's rows over one split of keys, in s.split. Keys and values after it are prefetched,
+// too: they belong to the next split, or to the thread's next task.
 template <typename T>
-void attend_split(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t split, int64_t end_split,
-                  const ForwardScratch& s) {
+void attend_split(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t split, const ForwardScratch& s) {
   const int64_t tokens = b.end - b.begin, end = b.position + tokens;
   clear(s.split, tokens * a.group(), a.value_width());
   const int64_t first = std::max(first_chunk(a, b.position), split * (kSplit / kChunk));
@@ -367,8 +366,7 @@ void attend_split(const Attention& a, const TokenBlock& b, int64_t kv_head, int6
     const RowsWay way = tokens * a.group() <= kRowsInPlace                        ? RowsWay::in_place
                         : before == 0 && has_rows_in_lanes(a, tokens * a.group()) ? RowsWay::in_lanes
                                                                                   : RowsWay::by_scratch;
-    attend_chunk<T>(a, late, kv_head, start, std::min(end, end_split * kSplit), rows, way,
-                    s.from_row(before * a.group(), a));
+    attend_chunk<T>(a, late, kv_head, start, rows, way, s.from_row(before * a.group(), a));
   }
 }
 
@@ -434,7 +432,7 @@ void attention_block(const Attention& a, const TokenBlock& b, int64_t kv_head, f
   load_queries<T>(a, b, kv_head, s);
   clear(s.all, rows, a.value_width());
   for (int64_t split = a.first_split(b); split < a.end_split(b); ++split) {
-    attend_split<T>(a, b, kv_head, split, a.end_split(b), s);
+    attend_split<T>(a, b, kv_head, split, s);
     merge(s.all, s.split, rows, a.value_width());
   }
   store_block(a, b, kv_head, s.all);
@@ -447,7 +445,7 @@ void attention_splits(const Attention& a, const TokenBlock& b, int64_t kv_head, 
   load_queries<T>(a, b, kv_head, s);
   for (int64_t split = first; split < last; ++split, gathered += floats) {
     s.split = Gathered(gathered, (b.end - b.begin) * a.group());
-    attend_split<T>(a, b, kv_head, split, last, s);
+    attend_split<T>(a, b, kv_head, split, s);
   }
 }
 
