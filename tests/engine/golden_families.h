@@ -33,6 +33,7 @@ inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"granite"},
     {"starcoder2"},
     {"gpt_neox"},
+    {"granite_linear"},
     {"gpt_neox_sequential"},
     {"gpt2"},
     {"gpt2_odd", "activation_function is not gelu_new"},

@@ -211,6 +211,11 @@ FAMILIES = {
         config=dict(n_embd=36, n_head=3, n_layer=2, n_positions=96, n_inner=None, tie_word_embeddings=True)),
     # Heads of an odd width; a head of its own.
     "gpt2_odd": dict(
+    "granite_linear": dict(
+        type="granite", prompt=40,
+        config=dict(hidden_size=24, intermediate_size=20, num_attention_heads=2, num_key_value_heads=1,
+                    attention_multiplier=0.25, logits_scaling=0.5,
+                    rope_parameters=rope(10000.0, rope_type="linear", factor=2.5))),
         type="gpt2", prompt=40, classic=None,
         config=dict(n_embd=35, n_head=5, n_layer=1, n_positions=96, n_inner=50, activation_function="relu",
                     tie_word_embeddings=False)),
