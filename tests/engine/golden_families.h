@@ -74,6 +74,7 @@ inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"ernie4_5_moe_leading"},
     {"ernie4_5_moe_bias", "biases"},
     {"deepseek_v2_bias", "biases of MLPs"},
+    {"ernie4_5_moe_interval"},
     {"deepseek_v32"},
     {"deepseek_v4", "rows of 12 tokens, not 128"},
     {"deepseek_v4_usual"},

@@ -60,9 +60,11 @@ void write_leading_layers(const ModelConfig& config, const std::string& prefix, 
 }
 
 void read_shared_experts(const io::GgufFile& file, ModelConfig& result) {
-  const std::string name = fmt::format("blk.{}.ffn_gate_shexp.weight", result.num_hidden_layers - 1);
-  const io::WeightInfo* gate = file.find(name);
-  result.shared_expert_intermediate_size = gate != nullptr && gate->shape.rank() == 2 ? gate->shape[0] : 0;
+  const auto& tensors = file.tensors();
+  const auto gate = std::find_if(tensors.begin(), tensors.end(), [](const io::WeightInfo& tensor) {
+    return tensor.name.ends_with(".ffn_gate_shexp.weight");
+  });
+  result.shared_expert_intermediate_size = gate != tensors.end() && gate->shape.rank() == 2 ? gate->shape[0] : 0;
 }
 
 void read_sparse_layers(const io::JsonReader& config, ModelConfig& result) {

@@ -34,7 +34,7 @@ void write_experts(const ModelConfig& config, const std::string& prefix, io::Ggu
 // Unsupported for a layer of mlp_only_layers that is not among the first ones.
 void read_leading_layers(const io::GgufFile& file, const std::string& prefix, ModelConfig& result);
 void write_leading_layers(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
-// The size of the experts that compute every token is that of their tensors in the last layer; none, if it has none.
+// The size of the experts that compute every token is that of their tensors; none, if there are none.
 void read_shared_experts(const io::GgufFile& file, ModelConfig& result);
 // Throws Unsupported unless expert_gating_func is `honoured` (1: softmax, 2: sigmoid) or absent.
 void require_gating(const io::GgufFile& file, const std::string& prefix, int64_t honoured);

@@ -76,6 +76,13 @@ FAMILIES = {
         config=dict(hidden_size=24, intermediate_size=28, num_attention_heads=4, num_key_value_heads=2,
                     moe_num_experts=5, moe_k=2, moe_intermediate_size=8, moe_num_shared_experts=2,
                     moe_layer_start_index=1, tie_word_embeddings=True, rope_parameters=rope(500000.0))),
+    # Experts in every second layer, of which the last is none.
+    "ernie4_5_moe_interval": dict(
+        type="ernie4_5_moe", prompt=40, classic=None,
+        config=dict(hidden_size=18, intermediate_size=20, num_hidden_layers=3, num_attention_heads=3,
+                    num_key_value_heads=1, moe_num_experts=5, moe_k=2, moe_intermediate_size=7,
+                    moe_num_shared_experts=2, moe_layer_start_index=1, moe_layer_interval=2,
+                    tie_word_embeddings=True, rope_parameters=rope(500000.0))),
     # Biases of attention, of MLPs, of what computes every token, and of the head, whose matrix is the embeddings'.
     "ernie4_5_moe_bias": dict(
         type="ernie4_5_moe", prompt=40, classic=None,
