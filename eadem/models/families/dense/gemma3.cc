@@ -138,8 +138,10 @@ DecoderSpec gemma3_decoder(const ModelConfig& config) {
                    .norm = {"norm", eps},
                    .tied = config.tie_word_embeddings,
                    .logit_softcap = config.logit_softcap};
-  const modules::RopeConfig global{
-      .theta = config.rope_theta, .rotary_dim = config.rotary_dim, .scaling = config.rope_scaling};
+  const modules::RopeConfig global{.theta = config.rope_theta,
+                                   .rotary_dim = config.rotary_dim,
+                                   .scaling = config.rope_scaling,
+                                   .divisors = config.rope_divisors};
   const modules::RopeConfig local{.name = "rotary_emb_local",
                                   .theta = config.local_rope_theta,
                                   .rotary_dim = config.rotary_dim,
