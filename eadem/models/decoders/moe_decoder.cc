@@ -82,14 +82,6 @@ void write_sparse_layers(const ModelConfig& config, io::JsonValue& json) {
   json.set("mlp_only_layers", std::move(dense));
 }
 
-void read_rope_or(const io::JsonReader& config, double theta, ModelConfig& result) {
-  read_rope(config, result);
-  const auto states = [](const std::optional<io::JsonReader>& object) { return object && object->has("rope_theta"); };
-  if (!config.has("rope_theta") && !states(config.optional_object("rope_parameters")) &&
-      !states(config.optional_object("rope_scaling")))
-    result.rope_theta = theta;
-}
-
 modules::MoeMlp::Config experts_of(const ModelConfig& config) {
   return {.hidden = config.hidden_size,
           .ffn = config.moe_intermediate_size,

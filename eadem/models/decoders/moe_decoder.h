@@ -43,9 +43,6 @@ void require_gating(const io::GgufFile& file, const std::string& prefix, int64_t
 void read_sparse_layers(const io::JsonReader& config, ModelConfig& result);
 void write_sparse_layers(const ModelConfig& config, io::JsonValue& json);
 
-// Reads the rope of a config.json, with `theta` as rope_theta where nothing states one. write_rope writes it.
-void read_rope_or(const io::JsonReader& config, double theta, ModelConfig& result);
-
 // The experts that the configuration describes, without what is a family's own: scores, groups, biases.
 modules::MoeMlp::Config experts_of(const ModelConfig& config);
 // A pre-norm decoder whose layers have `experts` where the configuration has them, and a dense MLP elsewhere.
