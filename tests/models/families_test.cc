@@ -192,6 +192,19 @@ TEST_P(Families, NoCacheIsLongerThanTheContext) {
              fmt::format("max_cache_len is {}; the model's context is {} tokens", context + 1, context));
 }
 
+TEST_P(Families, NoSequenceOfTrainingIsLongerThanTheContext) {
+  if (GetParam().quantized) return;
+  const int64_t context = golden_.model->info().default_context();
+  train::Trainer trainer(golden_.model, open_device("cpu", {.num_threads = 1}), {.batch_tokens = context + 1});
+  trainer.load(golden_);
+  const std::vector<uint32_t> document(static_cast<size_t>(context + 2), 3);
+  train::Batch batch;
+  train::clear(batch);
+  train::append_piece(batch, document, 0, context + 1);
+  EXPECT_HAS(test::refusal([&] { trainer.step(std::span(&batch, 1), 1e-3); }),
+             fmt::format("sequence 0 of the batch has {} tokens; the model's context is {}", context + 1, context));
+}
+
 io::JsonValue golden_json(const char* folder) {
   const std::string file = (fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / folder / "config.json").string();
   return io::parse_json(io::to_json(io::JsonReader::read(file).value()), file);
