@@ -37,6 +37,7 @@ struct ConfigKey {
   double ModelConfig::*member;
   double if_absent;
   double least, most;
+  bool whole = false;  // transformers takes whole numbers alone
 };
 
 // A part of a parameter's name below "model.layers.N.", or a whole name, and what GGUF files have in its place.

@@ -417,12 +417,17 @@ void Trainer::check(const Batch& batch) const {
       batch.query_start.size() != batch.lengths.size() + 1)
     throw InvalidArgument("the batch has {} tokens, {} positions, {} labels, {} lengths and {} starts", tokens,
                           batch.positions.size(), batch.labels.size(), batch.lengths.size(), batch.query_start.size());
-  const int64_t vocab = model_->info().vocab;
+  const int64_t vocab = model_->info().vocab, context = model_->info().default_context();
   int64_t first = 0;
   for (size_t s = 0; s < batch.lengths.size(); ++s) {
     if (batch.lengths[s] < 1 || batch.query_start[s] != first)
       throw InvalidArgument("sequence {} of the batch starts at {} with {} tokens; expected to start at {}", s,
                             batch.query_start[s], batch.lengths[s], first);
+    // Behind it there are no learned positions, and other frequencies: those of dynamic scaling and longrope's long
+    // ones.
+    if (batch.lengths[s] > context)
+      throw InvalidArgument("sequence {} of the batch has {} tokens; the model's context is {}", s, batch.lengths[s],
+                            context);
     first += batch.lengths[s];
   }
   if (first != tokens || batch.query_start.back() != first)

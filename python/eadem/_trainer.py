@@ -123,7 +123,7 @@ class Trainer:
              lengths: Any = None) -> tuple[float, float]:
         """One optimizer step; returns (loss, grad_norm): mean loss in nats over the labels, gradient norm before clipping.
 
-        input_ids  [batch, seq] or packed [tokens]; each row is a document of its own
+        input_ids  [batch, seq] or packed [tokens]; each row is a document of its own, no longer than the model's context
         labels     like input_ids: labels[i] is the token to predict after input_ids[i], negative: ignored. None: the
                    next token of the row; its last token has none
         lengths    [batch] tokens that count of each row, or the lengths of the packed documents

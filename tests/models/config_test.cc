@@ -164,6 +164,8 @@ TEST(LlamaConfig, IgnoredKeysHaveReasons) {
 TEST(LlamaConfig, WindowsPerLayer) {
   io::JsonValue qwen = small().set("model_type", "qwen2").set("sliding_window", 16).set("use_sliding_window", true);
   EXPECT_EQ(parse(io::JsonValue(qwen).set("max_window_layers", 1)).layer_windows, (std::vector<int64_t>{0, 16}));
+  const io::JsonValue absent = small().set("model_type", "qwen3").set("use_sliding_window", true);
+  EXPECT_EQ(parse(io::JsonValue(absent).set("max_window_layers", 1)).layer_windows, (std::vector<int64_t>{0, 4096}));
   const auto types = [&](const char* first, const char* second) {
     return io::JsonValue(qwen).set("layer_types", io::JsonValue::array().push_back(first).push_back(second));
   };

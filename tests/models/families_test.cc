@@ -114,6 +114,13 @@ TEST_P(Families, ConfigurationsAreWrittenAsTheyAreRead) {
   const ModelConfig& config = *golden_.model->config();
   const io::JsonReader written = io::JsonReader::parse(io::to_json(config.to_json()), "config.json");
   EXPECT_EQ(ModelConfig::from_json(written), config);
+  // transformers refuses whole numbers where it writes others, and the other way around.
+  const io::JsonReader stated = io::JsonReader::read(path("config.json").string());
+  for (const io::JsonMember& member : written.value().as_object()) {
+    const io::JsonValue* other = stated.value().find(member.key);
+    if (other == nullptr || other->is_null()) continue;
+    EXPECT_EQ(member.value.kind(), other->kind()) << member.key;
+  }
   const fs::path classic = path("config.classic.json");
   if (!fs::exists(classic)) return;
   EXPECT_EQ(io::to_json(ModelConfig::from_json(io::JsonReader::read(classic.string())).describe()),
@@ -165,7 +172,8 @@ TEST_P(Families, ConvertsToGgufAndBack) {
       continue;
     }
     const std::string& type = golden_.model->config()->model_type;
-    const bool sums = (type == "gemma2" || type.starts_with("qwen3_")) && info.name.ends_with("norm.weight");
+    const bool sums =
+        (type == "gemma2" || type == "gemma3_text" || type.starts_with("qwen3_")) && info.name.ends_with("norm.weight");
     // An exponential and its logarithm, of numbers below 2.
     const bool logarithms = !exact && info.name.ends_with("A_log");
     for (int64_t i = 0; i < a.view.num_elements(); ++i)
@@ -184,13 +192,79 @@ TEST_P(Families, NoCacheIsLongerThanTheContext) {
              fmt::format("max_cache_len is {}; the model's context is {} tokens", context + 1, context));
 }
 
+TEST_P(Families, NoSequenceOfTrainingIsLongerThanTheContext) {
+  if (GetParam().quantized) return;
+  const int64_t context = golden_.model->info().default_context();
+  train::Trainer trainer(golden_.model, open_device("cpu", {.num_threads = 1}), {.batch_tokens = context + 1});
+  trainer.load(golden_);
+  const std::vector<uint32_t> document(static_cast<size_t>(context + 2), 3);
+  train::Batch batch;
+  train::clear(batch);
+  train::append_piece(batch, document, 0, context + 1);
+  EXPECT_HAS(test::refusal([&] { trainer.step(std::span(&batch, 1), 1e-3); }),
+             fmt::format("sequence 0 of the batch has {} tokens; the model's context is {}", context + 1, context));
+}
+
+io::JsonValue golden_json(const char* folder) {
+  const std::string file = (fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / folder / "config.json").string();
+  return io::parse_json(io::to_json(io::JsonReader::read(file).value()), file);
+}
+
+ModelConfig parse(const io::JsonValue& json) {
+  return ModelConfig::from_json(io::JsonReader::parse(io::to_json(json), "config.json"));
+}
+
+// transformers reads a theta of gpt_neox from no other key, unless the rope's object has one.
+TEST(FamilyConfigs, ThetaOfGptNeoxHasAKeyOfItsOwn) {
+  io::JsonValue json = golden_json("gpt_neox");
+  const io::JsonValue written = parse(json).to_json();
+  EXPECT_EQ(written.find("rope_theta"), nullptr);
+  ASSERT_NE(written.find("rotary_emb_base"), nullptr);
+  json.set("rope_parameters", nullptr);
+  EXPECT_EQ(parse(json).rope_theta, 10000);
+  json.set("rotary_emb_base", 500);
+  EXPECT_EQ(parse(json).rope_theta, 500);
+  json.set("rope_theta", 600);
+  EXPECT_HAS(test::refusal([&] { parse(json); }), "'rope_theta' is 600 and 'rotary_emb_base' 500");
+  json.set("rope_parameters", io::JsonValue::object().set("rope_theta", 700)).set("rope_theta", 500);
+  EXPECT_EQ(parse(json).rope_theta, 700);
+}
+
+TEST(FamilyConfigs, ThetasThatRopeObjectsLackAreTheDefaults) {
+  for (const auto& [folder, theta] : {std::pair{"smollm3", 2000000.0}, {"ernie4_5", 500000.0}, {"granite", 10000.0}}) {
+    io::JsonValue json = golden_json(folder);
+    json.set("rope_parameters", io::JsonValue::object().set("rope_type", "linear").set("factor", 2.0));
+    EXPECT_EQ(parse(json).rope_theta, theta) << folder;
+  }
+}
+
+// Phi 3 states its original context beside the rope's object, which is 4096 where it does not.
+TEST(FamilyConfigs, OriginalContextOfPhi3IsNotThatOfTheRope) {
+  io::JsonValue json = golden_json("phi3"), rope = *json.find("rope_parameters");
+  json.set("rope_parameters", rope.set("original_max_position_embeddings", 70));
+  EXPECT_EQ(parse(json).rope_scaling.original_max_positions, 80);
+  json.set("original_max_position_embeddings", nullptr);
+  EXPECT_EQ(parse(json).rope_scaling.original_max_positions, 4096);
+}
+
+TEST(FamilyConfigs, AWindowIsWrittenThoughNoLayerHasIt) {
+  for (const char* folder : {"gemma2", "olmo3", "cohere2", "gpt_oss"}) {
+    io::JsonValue json = golden_json(folder), types = io::JsonValue::array();
+    for (size_t i = 0; i < json.find("layer_types")->as_array().size(); ++i) types.push_back("full_attention");
+    const ModelConfig config = parse(json.set("layer_types", types));
+    const io::JsonValue written = config.to_json();
+    EXPECT_EQ(*written.find("sliding_window"), io::JsonValue(config.max_position_embeddings)) << folder;
+    EXPECT_EQ(*written.find("layer_types"), types) << folder;
+    EXPECT_EQ(parse(written), config) << folder;
+  }
+}
+
 // Some model types have switches that change results and are not implemented: they are refused.
 TEST(FamilyConfigs, WhatIsNotComputedIsRefused) {
   const auto refused = [](const char* folder, const char* key, const io::JsonValue& value) {
-    const std::string file = (fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / folder / "config.json").string();
-    io::JsonValue json = io::parse_json(io::to_json(io::JsonReader::read(file).value()), file);
+    io::JsonValue json = golden_json(folder);
     json.set(key, value);
-    return test::refusal([&] { ModelConfig::from_json(io::JsonReader::parse(io::to_json(json), "config.json")); });
+    return test::refusal([&] { parse(json); });
   };
   EXPECT_HAS(refused("gemma2", "use_bidirectional_attention", true), "only causal attention is honoured");
   EXPECT_HAS(refused("smollm3_window", "sliding_window", nullptr), "'sliding_window'");  // layer_types has windows

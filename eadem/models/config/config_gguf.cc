@@ -100,9 +100,8 @@ void read_rope_of_gguf(const io::GgufFile& file, const std::string& prefix, Mode
   } else if (type && *type != "none") {
     RopeScaling& s = result.rope_scaling;
     s.factor = file.optional_number(key("rope.scaling.factor")).value_or(1.0);
-    s.original_max_positions =
-        static_cast<double>(file.optional_integer(key("rope.scaling.original_context_length"), 1, kMaxExtent)
-                                .value_or(result.max_position_embeddings));
+    const int64_t original = file.optional_integer(key("rope.scaling.original_context_length"), 1, kMaxExtent)
+                                 .value_or(result.max_position_embeddings);
     if (*type == "linear")
       s.kind = RopeScaling::Kind::linear;
     else if (*type == "yarn")
@@ -111,6 +110,7 @@ void read_rope_of_gguf(const io::GgufFile& file, const std::string& prefix, Mode
       throw Unsupported("{}: '{}' is \"{}\"; known are none, linear, yarn", file.path(), key("rope.scaling.type"),
                         *type);
     if (s.kind == RopeScaling::Kind::yarn) {
+      s.original_max_positions = static_cast<double>(original);
       s.truncate = result.family().yarn_truncates;
       s.beta_fast = file.optional_number(key("rope.scaling.yarn_beta_fast")).value_or(s.beta_fast);
       s.beta_slow = file.optional_number(key("rope.scaling.yarn_beta_slow")).value_or(s.beta_slow);

@@ -20,6 +20,9 @@ kernels::ActivationKind activation_named(std::string_view name);
 
 // `rope_parameters` (transformers 5) or `rope_scaling` with a top-level `rope_theta` (before).
 void read_rope(const io::JsonReader& config, ModelConfig& result);
+
+// Likewise, with `theta` where nothing states a rope_theta.
+void read_rope_or(const io::JsonReader& config, double theta, ModelConfig& result);
 // One object of either: `theta`, if it is there, and `scaling`. Sets rotary_dim for a partial rotation.
 void read_rope_object(const io::JsonReader& rope, ModelConfig& result, double& theta, modules::RopeScaling& scaling);
 // `rope_parameters` with an object for each kind of layers, "full_attention" and "sliding_attention" (local_rope_theta

@@ -56,10 +56,10 @@ int64_t rotated_dimensions(int64_t head_dim, double partial_rotary_factor) {
   return static_cast<int64_t>(static_cast<double>(head_dim) * partial_rotary_factor);
 }
 
-// Whole numbers without a fraction, as readers with typed fields expect.
-io::JsonValue number_value(double value) {
+// transformers refuses a number with a fraction where its class has a whole one, and the other way around.
+io::JsonValue number_value(const ConfigKey& key, double value) {
   const auto whole = static_cast<int64_t>(value);
-  return static_cast<double>(whole) == value ? io::JsonValue(whole) : io::JsonValue(value);
+  return key.whole && static_cast<double>(whole) == value ? io::JsonValue(whole) : io::JsonValue(value);
 }
 
 // Reads what only a family has.
@@ -112,12 +112,13 @@ ActivationKind activation_named(std::string_view name) {
 
 namespace {
 
-// `factor`, if absent, is what lengthens the original context to the stated one.
+// `factor`, if absent, is what lengthens the original context to the stated one. An original context that is known
+// already, since it stands beside the object, comes before the object's, as in transformers.
 void read_longrope(const io::JsonReader& rope, const ModelConfig& result, RopeScaling& s) {
   s.kind = RopeScaling::Kind::longrope;
   const auto stated = static_cast<double>(result.max_position_embeddings);
-  if (const auto original = rope.optional_number("original_max_position_embeddings", 1, 1e9))
-    s.original_max_positions = *original;
+  const auto original = rope.optional_number("original_max_position_embeddings", 1, 1e9);
+  if (original && s.original_max_positions == 0) s.original_max_positions = *original;
   if (s.original_max_positions == 0) s.original_max_positions = stated;
   s.factor = rope.optional_number("factor", 1.0, 1e6).value_or(std::max(1.0, stated / s.original_max_positions));
   s.attention_factor = rope.optional_number("attention_factor", 1e-6, 1e6);
@@ -187,6 +188,14 @@ void read_rope(const io::JsonReader& config, ModelConfig& result) {
   if (rope) config.ignore("rope_scaling");  // says the same
   if (!rope) rope = scaling;
   if (rope) read_rope_object(*rope, result, result.rope_theta, result.rope_scaling);
+}
+
+void read_rope_or(const io::JsonReader& config, double theta, ModelConfig& result) {
+  read_rope(config, result);
+  const auto states = [](const std::optional<io::JsonReader>& object) { return object && object->has("rope_theta"); };
+  if (!config.has("rope_theta") && !states(config.optional_object("rope_parameters")) &&
+      !states(config.optional_object("rope_scaling")))
+    result.rope_theta = theta;
 }
 
 void require_truncated(const io::JsonReader& config, const RopeScaling& scaling) {
@@ -606,10 +615,10 @@ io::JsonValue ModelConfig::describe() const {
   set("num_key_value_heads", num_key_value_heads), set("head_dim", head_dim);
   set("max_position_embeddings", max_position_embeddings), set("rms_norm_eps", rms_norm_eps);
   json.set(std::string(own.activation_key), std::string(activation_name(hidden_act, own)));
-  for (const ConfigKey& key : own.keys) json.set(std::string(key.json), number_value(this->*key.member));
+  for (const ConfigKey& key : own.keys) json.set(std::string(key.json), number_value(key, this->*key.member));
   own.write_json(*this, json);
   if (router_aux_loss_coef > 0)
-    json.set("output_router_logits", true).set("router_aux_loss_coef", number_value(router_aux_loss_coef));
+    json.set("output_router_logits", true).set("router_aux_loss_coef", router_aux_loss_coef);
   json.set("tie_word_embeddings", tie_word_embeddings);
   if (!bos_token_id.empty()) json.set("bos_token_id", ids(bos_token_id));
   if (!eos_token_id.empty()) json.set("eos_token_id", ids(eos_token_id));

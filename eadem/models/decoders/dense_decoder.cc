@@ -22,6 +22,7 @@ modules::RopeConfig rope_of(const ModelConfig& config, const DenseTraits& traits
   if (windowed && (traits.scales_full_layers_only || config.local_rope_theta != 0)) {
     rope.name = "rotary_emb_local";
     rope.scaling = config.local_rope_scaling;
+    rope.divisors.clear();  // which state the scaling of the others
     if (config.local_rope_theta != 0) rope.theta = config.local_rope_theta;
   }
   return rope;
@@ -78,8 +79,8 @@ DecoderSpec dense_decoder(const ModelConfig& config, const DenseTraits& traits) 
   return spec;
 }
 
-void write_rope(const ModelConfig& config, io::JsonValue& json) {
-  json.set("rope_theta", config.rope_theta);
+void write_rope(const ModelConfig& config, io::JsonValue& json, const char* theta_key) {
+  json.set(theta_key, config.rope_theta);
   if (config.rope_scaling.kind != modules::RopeScaling::Kind::none)
     json.set("rope_scaling", rope_object(config.rope_scaling));
   if (config.rotary_dim != config.head_dim || config.family().rotated_share != 1)
@@ -113,8 +114,8 @@ void require_windows(const ModelConfig& config, int64_t pattern, std::string_vie
 
 void write_windows(const ModelConfig& config, io::JsonValue& json) {
   const int64_t window = largest_window(config.layer_windows);
-  json.set("sliding_window", window > 0 ? io::JsonValue(window) : io::JsonValue(nullptr));
-  if (window > 0) json.set("layer_types", layer_types_of(config));
+  json.set("sliding_window", window > 0 ? window : config.max_position_embeddings);
+  json.set("layer_types", layer_types_of(config));
 }
 
 // Looks for biases in every layer, since some layers of hybrid models have no attention, and others no MLP.

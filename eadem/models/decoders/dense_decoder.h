@@ -28,8 +28,9 @@ struct DenseTraits {
 
 DecoderSpec dense_decoder(const ModelConfig& config, const DenseTraits& traits);
 
-// "rope_theta", "rope_scaling" and "partial_rotary_factor", as read_rope and from_json read them back.
-void write_rope(const ModelConfig& config, io::JsonValue& json);
+// "rope_theta" or what the family has in its place, "rope_scaling" and "partial_rotary_factor", as read_rope and
+// from_json read them back.
+void write_rope(const ModelConfig& config, io::JsonValue& json, const char* theta_key = "rope_theta");
 
 // `key`, or `if_absent`, for the biases of q, k, v and o.
 void read_attention_bias(const io::JsonReader& config, ModelConfig& result, bool if_absent, bool out_bias);
@@ -41,6 +42,7 @@ void read_windows(const io::JsonReader& config, ModelConfig& result, int64_t pat
 void set_windows(ModelConfig& config, int64_t window, int64_t pattern);
 // Throws Unsupported unless the windows are those of this pattern, which GGUF files of `architecture` imply.
 void require_windows(const ModelConfig& config, int64_t pattern, std::string_view architecture);
+// `sliding_window` and `layer_types`. transformers needs a window of these models though no layer may have it.
 void write_windows(const ModelConfig& config, io::JsonValue& json);
 
 // Biases as the tensors of a GGUF file have them.

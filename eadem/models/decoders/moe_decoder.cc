@@ -60,9 +60,11 @@ void write_leading_layers(const ModelConfig& config, const std::string& prefix, 
 }
 
 void read_shared_experts(const io::GgufFile& file, ModelConfig& result) {
-  const std::string name = fmt::format("blk.{}.ffn_gate_shexp.weight", result.num_hidden_layers - 1);
-  const io::WeightInfo* gate = file.find(name);
-  result.shared_expert_intermediate_size = gate != nullptr && gate->shape.rank() == 2 ? gate->shape[0] : 0;
+  const auto& tensors = file.tensors();
+  const auto gate = std::find_if(tensors.begin(), tensors.end(), [](const io::WeightInfo& tensor) {
+    return tensor.name.ends_with(".ffn_gate_shexp.weight");
+  });
+  result.shared_expert_intermediate_size = gate != tensors.end() && gate->shape.rank() == 2 ? gate->shape[0] : 0;
 }
 
 void read_sparse_layers(const io::JsonReader& config, ModelConfig& result) {
@@ -78,14 +80,6 @@ void write_sparse_layers(const ModelConfig& config, io::JsonValue& json) {
   io::JsonValue dense = io::JsonValue::array();
   for (int64_t layer : config.mlp_only_layers) dense.push_back(layer);
   json.set("mlp_only_layers", std::move(dense));
-}
-
-void read_rope_or(const io::JsonReader& config, double theta, ModelConfig& result) {
-  read_rope(config, result);
-  const auto states = [](const std::optional<io::JsonReader>& object) { return object && object->has("rope_theta"); };
-  if (!config.has("rope_theta") && !states(config.optional_object("rope_parameters")) &&
-      !states(config.optional_object("rope_scaling")))
-    result.rope_theta = theta;
 }
 
 modules::MoeMlp::Config experts_of(const ModelConfig& config) {

@@ -34,7 +34,7 @@ void write_experts(const ModelConfig& config, const std::string& prefix, io::Ggu
 // Unsupported for a layer of mlp_only_layers that is not among the first ones.
 void read_leading_layers(const io::GgufFile& file, const std::string& prefix, ModelConfig& result);
 void write_leading_layers(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
-// The size of the experts that compute every token is that of their tensors in the last layer; none, if it has none.
+// The size of the experts that compute every token is that of their tensors; none, if there are none.
 void read_shared_experts(const io::GgufFile& file, ModelConfig& result);
 // Throws Unsupported unless expert_gating_func is `honoured` (1: softmax, 2: sigmoid) or absent.
 void require_gating(const io::GgufFile& file, const std::string& prefix, int64_t honoured);
@@ -42,9 +42,6 @@ void require_gating(const io::GgufFile& file, const std::string& prefix, int64_t
 // decoder_sparse_step and mlp_only_layers.
 void read_sparse_layers(const io::JsonReader& config, ModelConfig& result);
 void write_sparse_layers(const ModelConfig& config, io::JsonValue& json);
-
-// Reads the rope of a config.json, with `theta` as rope_theta where nothing states one. write_rope writes it.
-void read_rope_or(const io::JsonReader& config, double theta, ModelConfig& result);
 
 // The experts that the configuration describes, without what is a family's own: scores, groups, biases.
 modules::MoeMlp::Config experts_of(const ModelConfig& config);

@@ -156,6 +156,15 @@ FAMILIES = {
                                      "sliding_attention": rope(
                                          100.0, rope_type="llama3", factor=8.0, low_freq_factor=1.0,
                                          high_freq_factor=4.0, original_max_position_embeddings=64)})),
+    # Scaling of Llama 3.1 in the layer without a window, which a GGUF file states by divisors of its frequencies.
+    "gemma3_llama3": dict(
+        type="gemma3_text", prompt=40, classic=None,
+        config=dict(hidden_size=20, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1, head_dim=14,
+                    rms_norm_eps=1e-6, hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=14,
+                    sliding_window=5, layer_types=["sliding_attention", "full_attention"],
+                    rope_parameters={"full_attention": rope(
+                        1000.0, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                        original_max_position_embeddings=64), "sliding_attention": rope(10000.0)})),
     # A part of each head rotates, with a factor for each frequency, another beyond 80 tokens; no window.
     "phi3": dict(
         type="phi3", prompt=40, long=90, classic=None,
@@ -179,6 +188,14 @@ FAMILIES = {
                         "full_attention": rope(500.0, rope_type="linear", factor=2.0),
                         "sliding_attention": rope(500.0, rope_type="yarn", factor=4.0,
                                                   original_max_position_embeddings=32)})),
+    # The layer without a window has a scaling that a GGUF file states by divisors of its frequencies.
+    "olmo3_llama3": dict(
+        type="olmo3", prompt=40, classic=None,
+        config=dict(hidden_size=24, intermediate_size=20, num_hidden_layers=4, num_attention_heads=2,
+                    num_key_value_heads=1, sliding_window=6,
+                    rope_parameters={"full_attention": rope(
+                        500.0, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                        original_max_position_embeddings=32), "sliding_attention": rope(500.0)})),
     # The fourth layer rotates nothing.
     "smollm3": dict(
         type="smollm3", prompt=40,
@@ -194,6 +211,11 @@ FAMILIES = {
         type="granite", prompt=40,
         config=dict(tie_word_embeddings=True, embedding_multiplier=2.5, residual_multiplier=0.7,
                     attention_multiplier=0.5, logits_scaling=0.7, rope_parameters=rope(10000.0))),
+    "granite_linear": dict(
+        type="granite", prompt=40,
+        config=dict(hidden_size=24, intermediate_size=20, num_attention_heads=2, num_key_value_heads=1,
+                    attention_multiplier=0.25, logits_scaling=0.5,
+                    rope_parameters=rope(10000.0, rope_type="linear", factor=2.5))),
     "starcoder2": dict(
         type="starcoder2", prompt=40,
         config=dict(norm_epsilon=1e-5, sliding_window=9, tie_word_embeddings=True, rope_parameters=rope(100000.0))),

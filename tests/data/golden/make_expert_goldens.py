@@ -76,6 +76,13 @@ FAMILIES = {
         config=dict(hidden_size=24, intermediate_size=28, num_attention_heads=4, num_key_value_heads=2,
                     moe_num_experts=5, moe_k=2, moe_intermediate_size=8, moe_num_shared_experts=2,
                     moe_layer_start_index=1, tie_word_embeddings=True, rope_parameters=rope(500000.0))),
+    # Experts in every second layer, of which the last is none.
+    "ernie4_5_moe_interval": dict(
+        type="ernie4_5_moe", prompt=40, classic=None,
+        config=dict(hidden_size=18, intermediate_size=20, num_hidden_layers=3, num_attention_heads=3,
+                    num_key_value_heads=1, moe_num_experts=5, moe_k=2, moe_intermediate_size=7,
+                    moe_num_shared_experts=2, moe_layer_start_index=1, moe_layer_interval=2,
+                    tie_word_embeddings=True, rope_parameters=rope(500000.0))),
     # Biases of attention, of MLPs, of what computes every token, and of the head, whose matrix is the embeddings'.
     "ernie4_5_moe_bias": dict(
         type="ernie4_5_moe", prompt=40, classic=None,
@@ -94,6 +101,15 @@ FAMILIES = {
                     first_k_dense_replace=1, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=9,
                     n_shared_experts=2, topk_method="greedy", routed_scaling_factor=1.5, rms_norm_eps=1e-6,
                     mlp_bias=True, rope_parameters=rope(10000.0))),
+    # Scaling of Llama 3.1, which a GGUF file states by divisors of the frequencies.
+    "deepseek_v3_llama3": dict(
+        type="deepseek_v3", prompt=42, classic=None,
+        config=dict(hidden_size=20, intermediate_size=24, num_attention_heads=2, num_key_value_heads=2, q_lora_rank=14,
+                    kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=8, v_head_dim=7, first_k_dense_replace=1,
+                    n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=8, n_shared_experts=1, n_group=1,
+                    topk_group=1, rms_norm_eps=1e-6, num_mtp_layers=0, rope_parameters=rope(
+                        500.0, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                        original_max_position_embeddings=32))),
     # An indexer that selects 13 tokens, of many heads lest scores of 0 are equal; it rotates a part of each head.
     "deepseek_v32": dict(
         type="deepseek_v32", prompt=42, classic=None,
@@ -198,7 +214,7 @@ goldens.FAMILIES |= FAMILIES
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["mistral4"] = "Mistral4ForCausalLM"  # which transformers has within mistral3 alone
 ARCHITECTURES = {"mixtral": "llama", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe", "gpt_oss": "gpt-oss",
                  "minimax_m2": "minimax-m2", "olmoe": "olmoe", "llama4_text": "llama4",
-                 "mistral4": "mistral4", "deepseek_v32": "glm-dsa"}  # whose tensors have the same names
+                 "mistral4": "mistral4", "deepseek_v3": "deepseek2", "deepseek_v32": "glm-dsa"}  # whose tensors have the same names
 plain_parameter, plain_greedy = goldens.random_parameter, goldens.forward_and_greedy
 
 

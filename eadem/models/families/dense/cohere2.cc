@@ -32,8 +32,6 @@ void write_cohere2_json(const ModelConfig& config, io::JsonValue& json) {
   write_rope(config, json);
   json.set("attention_bias", config.attention_bias);
   write_windows(config, json);
-  if (largest_window(config.layer_windows) > 0) return;
-  json.set("sliding_window", config.max_position_embeddings).set("layer_types", layer_types_of(config));
 }
 
 void read_cohere2_gguf(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {

@@ -11,9 +11,7 @@ namespace {
 constexpr ModelType kErnie45Types[] = {{"ernie4_5", "ernie4_5", "Ernie4_5ForCausalLM", 131072, 2, 128}};
 
 void read_ernie4_5_json(const io::JsonReader& config, ModelConfig& result) {
-  read_rope(config, result);
-  if (config.value().find("rope_theta") == nullptr && config.value().find("rope_parameters") == nullptr)
-    result.rope_theta = 500000;
+  read_rope_or(config, 500000, result);
   const bool bias = config.optional_boolean("use_bias").value_or(false);
   result.attention_bias = result.attention_out_bias = result.mlp_bias = bias;
 }

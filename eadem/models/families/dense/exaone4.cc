@@ -39,9 +39,11 @@ void read_exaone4_json(const io::JsonReader& config, ModelConfig& result) {
 
 void write_exaone4_json(const ModelConfig& config, io::JsonValue& json) {
   write_rope(config, json);
-  write_windows(config, json);
-  if (config.nope_layers.empty()) return;
-  json.set("sliding_window", config.max_position_embeddings).set("layer_types", layer_types_of(config));
+  // A window that no layer has says that nothing rotates.
+  if (largest_window(config.layer_windows) > 0 || !config.nope_layers.empty())
+    write_windows(config, json);
+  else
+    json.set("sliding_window", nullptr);
 }
 
 void read_exaone4_gguf(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {

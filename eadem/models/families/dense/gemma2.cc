@@ -15,7 +15,7 @@ constexpr ModelType kGemma2Types[] = {{"gemma2", "gemma2", "Gemma2ForCausalLM", 
 constexpr int64_t kGemma2Pattern = 2;
 
 constexpr ConfigKey kGemma2Keys[] = {
-    {"query_pre_attn_scalar", "", &ModelConfig::query_pre_attn_scalar, 256, 1e-6, 1e9}};
+    {"query_pre_attn_scalar", "", &ModelConfig::query_pre_attn_scalar, 256, 1e-6, 1e9, /*whole=*/true}};
 
 constexpr GgufName kGemma2Names[] = {{"post_attention_layernorm.", "post_attention_norm."},
                                      {"pre_feedforward_layernorm.", "ffn_norm."},

@@ -19,7 +19,7 @@ constexpr double kLocalTheta = 10000, kGlobalTheta = 1e6;
 constexpr int64_t kPattern = 6;
 
 constexpr ConfigKey kGemma3Keys[] = {
-    {"query_pre_attn_scalar", "", &ModelConfig::query_pre_attn_scalar, 256, 1e-6, 1e9}};
+    {"query_pre_attn_scalar", "", &ModelConfig::query_pre_attn_scalar, 256, 1e-6, 1e9, /*whole=*/true}};
 
 constexpr GgufName kGemma3Names[] = {{"post_attention_layernorm.", "post_attention_norm."},
                                      {"pre_feedforward_layernorm.", "ffn_norm."},
@@ -138,8 +138,10 @@ DecoderSpec gemma3_decoder(const ModelConfig& config) {
                    .norm = {"norm", eps},
                    .tied = config.tie_word_embeddings,
                    .logit_softcap = config.logit_softcap};
-  const modules::RopeConfig global{
-      .theta = config.rope_theta, .rotary_dim = config.rotary_dim, .scaling = config.rope_scaling};
+  const modules::RopeConfig global{.theta = config.rope_theta,
+                                   .rotary_dim = config.rotary_dim,
+                                   .scaling = config.rope_scaling,
+                                   .divisors = config.rope_divisors};
   const modules::RopeConfig local{.name = "rotary_emb_local",
                                   .theta = config.local_rope_theta,
                                   .rotary_dim = config.rotary_dim,

@@ -24,19 +24,22 @@ constexpr OwnName kGptNeoxNames[] = {{"model.layers.", "gpt_neox.layers."},
                                      {"self_attn.o_proj.", "attention.dense."},
                                      {"mlp.up_proj.", "mlp.dense_h_to_4h."},
                                      {"mlp.down_proj.", "mlp.dense_4h_to_h."}};
+constexpr const char* kBase = "rotary_emb_base";  // rope_theta, which transformers does not read beside the rope object
 constexpr std::string_view kGptNeoxBuffers[] = {".attention.bias", ".attention.masked_bias"};
 
 void read_gpt_neox_json(const io::JsonReader& config, ModelConfig& result) {
-  read_rope(config, result);
-  if (config.value().find("rope_theta") == nullptr)
-    if (const auto base = config.optional_number("rotary_emb_base", 1, 1e12)) result.rope_theta = *base;
+  const double base = config.optional_number(kBase, 1, 1e12).value_or(10000);
+  if (const auto theta = config.optional_number("rope_theta", 1, 1e12); theta && *theta != base)
+    throw Unsupported("{}: 'rope_theta' is {} and '{}' {}; models of type {} have the latter alone", config.file(),
+                      *theta, kBase, base, result.model_type);
+  read_rope_or(config, base, result);
   read_attention_bias(config, result, true, true);
   result.mlp_bias = true;
   result.parallel_residual = config.optional_boolean("use_parallel_residual").value_or(true);
 }
 
 void write_gpt_neox_json(const ModelConfig& config, io::JsonValue& json) {
-  write_rope(config, json);
+  write_rope(config, json, kBase);
   json.set("attention_bias", config.attention_bias).set("use_parallel_residual", config.parallel_residual);
 }
 

@@ -25,8 +25,8 @@ bool is_qwen(const ModelConfig& config) { return config.model_type == "qwen2" ||
 void read_llama_windows(const io::JsonReader& config, ModelConfig& result) {
   const bool qwen = is_qwen(result), mistral = result.model_type == "mistral";
   std::optional<int64_t> window = config.optional_integer("sliding_window", 1, kMaxExtent);
-  // The default of Hugging Face's MistralConfig when the key is absent; null means none.
-  if (mistral && !window && config.value().find("sliding_window") == nullptr) window = 4096;
+  // The default of transformers when the key is absent; null means none.
+  if ((mistral || qwen) && !window && config.value().find("sliding_window") == nullptr) window = 4096;
   const bool use_window = config.optional_boolean("use_sliding_window").value_or(!qwen);
   const int64_t first_windowed = config.optional_integer("max_window_layers", 0, kMaxExtent).value_or(qwen ? 28 : 0);
   if (window && !qwen && !mistral)

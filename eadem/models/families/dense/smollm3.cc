@@ -20,9 +20,7 @@ void set_nope_layers(ModelConfig& config, int64_t interval) {
 
 // `no_rope_layers` has 1 for each layer that rotates.
 void read_smollm3_json(const io::JsonReader& config, ModelConfig& result) {
-  read_rope(config, result);
-  if (config.value().find("rope_theta") == nullptr && config.value().find("rope_parameters") == nullptr)
-    result.rope_theta = 2000000;
+  read_rope_or(config, 2000000, result);
   read_attention_bias(config, result, false, true);
   result.mlp_bias = config.optional_boolean("mlp_bias").value_or(false);
   const int64_t interval = config.optional_integer("no_rope_layer_interval", 1, kMaxLayers).value_or(kNopeInterval);

@@ -420,7 +420,8 @@ DecoderSpec deepseek_decoder(const ModelConfig& config) {
       .rope = {.theta = config.rope_theta,
                .rotary_dim = config.rotary_dim,
                .style = config.rope_style,
-               .scaling = config.rope_scaling},
+               .scaling = config.rope_scaling,
+               .divisors = config.rope_divisors},
       .indexer = {.heads = config.index_n_heads, .head_dim = config.index_head_dim, .top_k = config.index_topk}};
   if (config.attn_temperature_tuning)
     attention.temperature = {static_cast<float>(config.attn_scale), static_cast<int64_t>(config.floor_scale),

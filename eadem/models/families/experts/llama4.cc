@@ -20,8 +20,9 @@ constexpr int64_t kUsualChunk = 8192, kUsualNopeInterval = 4;
 constexpr double kUsualAttnScale = 0.1, kUsualFloorScale = 8192;
 // llama.cpp takes this number of experts for the model without norms of q and k.
 constexpr int64_t kExpertsWithoutNorms = 128;
-constexpr ConfigKey kLlama4Keys[] = {{"attn_scale", "", &ModelConfig::attn_scale, kUsualAttnScale, -1e6, 1e6},
-                                     {"floor_scale", "", &ModelConfig::floor_scale, kUsualFloorScale, 1, 1e9}};
+constexpr ConfigKey kLlama4Keys[] = {
+    {"attn_scale", "", &ModelConfig::attn_scale, kUsualAttnScale, -1e6, 1e6},
+    {"floor_scale", "", &ModelConfig::floor_scale, kUsualFloorScale, 1, 1e9, /*whole=*/true}};
 // The plain name is the width of experts.
 constexpr OwnName kLlama4JsonNames[] = {{"intermediate_size", "intermediate_size_mlp"}};
 constexpr OwnName kLlama4TensorNames[] = {{"mlp.gate.", "feed_forward.router."}, {"mlp.", "feed_forward."}};
