@@ -423,8 +423,8 @@ void Trainer::check(const Batch& batch) const {
     if (batch.lengths[s] < 1 || batch.query_start[s] != first)
       throw InvalidArgument("sequence {} of the batch starts at {} with {} tokens; expected to start at {}", s,
                             batch.query_start[s], batch.lengths[s], first);
-    // Behind it there are no learned positions, and other frequencies: those of dynamic scaling and longrope's long
-    // ones.
+    // A longer sequence would need position embeddings that do not exist, or the frequencies that dynamic scaling and
+    // longrope have beyond the context.
     if (batch.lengths[s] > context)
       throw InvalidArgument("sequence {} of the batch has {} tokens; the model's context is {}", s, batch.lengths[s],
                             context);

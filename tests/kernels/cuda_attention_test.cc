@@ -315,7 +315,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Step{8, 2, 64, 32, 0, {70, 3}, 16},                            // a part of a head rotates
                       Step{8, 2, 128, 128, 0, {70, 3}, 16, RopeStyle::interleaved},  // pairs of neighbours
                       Step{32, 8, 128, 128, 0, {300, 3}, 16, RopeStyle::rotate_half, &RowEncoding::int8()},
-                      Step{8, 2, 256, 256, 0, {300, 3}, 16}));
+                      Step{8, 2, 256, 256, 0, {300, 3}, 16}, Step{8, 2, 256, 256, 0, {700}, 16}));
 
 // --- Caches of 8-bit codes have the bits of RowEncoding::encode, whichever kernel writes them.
 

@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// It does not allow the next kernel, which so finds all words, whether it waits or not.
+// It does not call allow_next_kernel, so that the next kernel begins after all words are written, and may read them
+// without wait_for_earlier_kernels.
 __global__ void __launch_bounds__(kThreads) small_copy(uint32_t* to, const uint32_t* from, int words) {
   wait_for_earlier_kernels();
   const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);

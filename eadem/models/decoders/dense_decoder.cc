@@ -22,7 +22,7 @@ modules::RopeConfig rope_of(const ModelConfig& config, const DenseTraits& traits
   if (windowed && (traits.scales_full_layers_only || config.local_rope_theta != 0)) {
     rope.name = "rotary_emb_local";
     rope.scaling = config.local_rope_scaling;
-    rope.divisors.clear();  // which state the scaling of the others
+    rope.divisors.clear();  // they are the scaling of layers without a window
     if (config.local_rope_theta != 0) rope.theta = config.local_rope_theta;
   }
   return rope;

@@ -24,8 +24,8 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kWarpKeys = kSplit / kWarps;
 constexpr int kWarpTiles = kWarpKeys / 8;
-// Of an item, kCopyWarps warps copy keys and values from earlier steps, the next one brings the newest row, and the
-// others bring the queries.
+// The warps of a block divide what a work item has to load: the first kCopyWarps copy the keys and values of earlier
+// steps, kNewestWarp loads the newest row, and the others load the queries.
 constexpr int kCopyWarps = 4, kPartsOfCopyWarp = kWarps / kCopyWarps, kNewestWarp = kCopyWarps;
 constexpr int kFirstQueryThread = (kNewestWarp + 1) * kWarp;
 constexpr int kPadding = 8;        // elements after each row of queries and of probabilities, against bank conflicts
@@ -76,8 +76,8 @@ __device__ void multiply_values(float (&acc)[kTiles][4], const uint32_t (&weight
   }
 }
 
-// Puts 16 rows of queries into shared memory [16][kD + kPadding], by the threads from kFirstQueryThread. kNew: rotated
-// by the token's row of the table.
+// Loads 16 rows of queries into shared memory [16][kD + kPadding]; with kNew they are rotated by the token's row of the
+// table. The threads from kFirstQueryThread on call this.
 template <int kD, bool kNew>
 __device__ void bring_queries(const AttentionParams& p, const SplitItem& i, bf16_t* to) {
   constexpr int kHalf = kD / 2, kWidth = 8, kVectors = kHalf / kWidth;  // of half a row
@@ -173,7 +173,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
   const int group = p.heads / p.kv_heads;
   const uint32_t keys = shared_address(memory), values = keys + kRowsBytes<kD, Code>,
                  weights = values + kRowsBytes<kD, Code>, scales = weights + kWeightsBytes;
-  // Of the 32 keys, and the values, of each warp.
+  // Addresses in shared memory: of the 32 keys whose scores warp `of_warp` computes, of their values, of the scales of
+  // both in a cache of codes, and of the barriers at which the copies of keys and of values arrive.
   const auto keys_of = [&](int of_warp) { return keys + static_cast<uint32_t>(of_warp) * Panels::kBytes; };
   const auto values_of = [&](int of_warp) { return values + static_cast<uint32_t>(of_warp) * Panels::kBytes; };
   const auto key_scales_of = [&](int of_warp) { return scales + static_cast<uint32_t>(of_warp * kWarpKeys) * 4; };
@@ -194,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
   allow_next_kernel();
   const SplitItems items(slot_start, p);
 
-  // The row of the cache for this lane, of the keys of a warp.
+  // The row of the cache that has this lane's key, of the 32 keys of warp `of_warp`.
   const auto row_of = [&](const SplitItem& i, int of_warp) {
     const int32_t key = i.split + of_warp * kWarpKeys + lane;
     if (key == i.position) return kNewest;
@@ -214,7 +215,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
             map, row, panel, full, policy);
     }
   };
-  // By the warps that copy. The rows are those of the next item.
+  // Only the warps that copy use these, each for the keys and values of kPartsOfCopyWarp warps. next_rows has the rows
+  // of the cache for the item that is copied next.
   int32_t next_rows[kPartsOfCopyWarp];
   const auto copy_keys = [&] {
 #pragma unroll
@@ -238,7 +240,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
       barrier_arrive_after_copies(values_full(of_warp));
     }
   };
-  // Brings the newest row, by one warp, where the split has it.
+  // Loads the newest row into shared memory if it is in the item's split. One warp calls this.
   const auto bring_newest = [&](const SplitItem& i, int64_t row, bool is_new) {
     const int key = i.position - i.split, at = key % kWarpKeys, of_warp = key / kWarpKeys;
     if (key >= kSplit) return;

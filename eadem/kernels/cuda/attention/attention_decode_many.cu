@@ -229,6 +229,7 @@ __global__ void __launch_bounds__(kThreads)
     fence_barriers();
   }
   allow_next_kernel();
+  __syncthreads();  // every warp copies to barriers that the first threads have initialized
   const SplitItems items(slot_start, p);
   // Blocks take items in turns, and so do the warps of a block.
   const int first_item = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x);

@@ -56,9 +56,10 @@ struct SplitItem {
 struct SplitItems {
   const int32_t* slot_start;
   int row_tiles, per_slot, slots, count;
-  bool is_one;  // sequence, which needs no slot_start
+  bool is_one;  // the step has one sequence: its slots begin at 0, and slot_start is not used
 
-  // By all threads of a block, which calls count_slots(slot_start).
+  // All threads of a block construct it together: where there are several sequences, they fill slot_start and meet at
+  // barriers (count_slots).
   __device__ SplitItems(int32_t* slot_start_, const AttentionParams& p)
       : slot_start(slot_start_),
         row_tiles(static_cast<int>(ceil_div(p.heads / p.kv_heads, kFragmentRows))),

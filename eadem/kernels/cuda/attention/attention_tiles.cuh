@@ -160,7 +160,8 @@ __device__ void load_fragments(uint32_t (&q)[kD / 16][4], const Row& row, int la
   }
 }
 
-// Of the queries: row r of a tile is head r % group of token r / group; rows past the last are 0.
+// Loads the queries of 16 rows as fragments. Row r of a tile is head r % group of token r / group; rows past the last
+// are 0. kInFours: as in load_fragments.
 template <int kD, bool kInFours>
 __device__ void load_queries(uint32_t (&q)[kD / 16][4], const AttentionParams& p, int32_t kv_head, int32_t first_token,
                              int32_t tokens, int first_row, int lane) {

@@ -39,7 +39,7 @@ void read_exaone4_json(const io::JsonReader& config, ModelConfig& result) {
 
 void write_exaone4_json(const ModelConfig& config, io::JsonValue& json) {
   write_rope(config, json);
-  // A window that no layer has says that nothing rotates.
+  // Where a window is stated, only layers that have it rotate.
   if (largest_window(config.layer_windows) > 0 || !config.nope_layers.empty())
     write_windows(config, json);
   else
