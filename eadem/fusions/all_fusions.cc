@@ -29,6 +29,7 @@ std::span<const Fusion* const> all_fusions() {
                                       &linear_qkv(),
                                       &add_rms_norm_quantize(),
                                       &rms_norm_quantize(),
+                                      &rope_append_attention_quantize(),
                                       &linear_gated_activation_quantize(),
                                       &gated_activation_quantize(),
                                       &gated_gradients_quantize()};

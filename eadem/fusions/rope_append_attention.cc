@@ -7,6 +7,8 @@
 #include "eadem/ops/attention/attention.h"
 #include "eadem/ops/attention/kv_append.h"
 #include "eadem/ops/attention/rope.h"
+#include "eadem/ops/quantize.h"
+#include "eadem/ops/reshape.h"
 
 namespace eadem::fusions {
 
@@ -28,7 +30,9 @@ enum Value {
   kRotatedK,
   kNewCacheK,
   kNewCacheV,
-  kY
+  kY,
+  kFlat,
+  kRounded
 };
 
 ops::OpPtr make(std::span<const ops::Op* const> matched) {
@@ -36,6 +40,17 @@ ops::OpPtr make(std::span<const ops::Op* const> matched) {
   if (q != k) return nullptr;
   return std::make_shared<RopeAppendAttention>(
       kernels::RopeAppendAttentionAttrs{k, matched[3]->attrs().get<kernels::AttentionAttrs>()});
+}
+
+ops::OpPtr make_rounded(std::span<const ops::Op* const> matched) {
+  kernels::RopeAppendAttentionAttrs attrs = matched[0]->attrs().get<kernels::RopeAppendAttentionAttrs>();
+  attrs.round_to = matched[2]->attrs().get<kernels::QuantizeAttrs>().to;
+  return std::make_shared<RopeAppendAttentionQuantize>(attrs);
+}
+
+kernels::RopeAppendAttentionAttrs unrounded(kernels::RopeAppendAttentionAttrs attrs) {
+  attrs.round_to = nullptr;
+  return attrs;
 }
 
 }  // namespace
@@ -50,6 +65,21 @@ const Fusion& rope_append_attention() {
       .inputs = {kQ, kTable, kK, kV, kSlots, kCacheK, kCacheV, kQueryStart, kKvLength, kBlockTable},
       .outputs = {kY, kNewCacheK, kNewCacheV},
       .make = make};
+  return fusion;
+}
+
+const Fusion& rope_append_attention_quantize() {
+  static const Fusion fusion{
+      .name = "rope_append_attention_quantize",
+      .nodes = {{"rope_append_attention",
+                 {kQ, kTable, kK, kV, kSlots, kCacheK, kCacheV, kQueryStart, kKvLength, kBlockTable},
+                 {kY, kNewCacheK, kNewCacheV}},
+                {"reshape", {kY}, {kFlat}},
+                {"quantize", {kFlat}, {kRounded}}},
+      .inputs = {kQ, kTable, kK, kV, kSlots, kCacheK, kCacheV, kQueryStart, kKvLength, kBlockTable},
+      .outputs = {kRounded, kNewCacheK, kNewCacheV},
+      .after_rounding = true,
+      .make = make_rounded};
   return fusion;
 }
 
@@ -99,6 +129,29 @@ void RopeAppendAttention::reference(ops::Pass pass, std::span<const ops::RefTens
   out[2] = std::move(appended[2]);
   const ops::RefTensor attended[] = {appended[0], out[1], out[2], in[kQueryStart], in[kKvLength], in[kBlockTable]};
   part(3).reference(pass, attended, out.first(1));
+}
+
+RopeAppendAttentionQuantize::RopeAppendAttentionQuantize(const kernels::RopeAppendAttentionAttrs& attrs)
+    : FusedOp(rope_append_attention_quantize(),
+              {std::make_shared<RopeAppendAttention>(unrounded(attrs)),
+               std::make_shared<ops::Reshape>(std::vector<int64_t>{attrs.attention.heads * attrs.attention.values()}),
+               std::make_shared<ops::Quantize>(kernels::QuantizeAttrs{attrs.round_to})}),
+      attrs_(attrs) {}
+
+ops::Cost RopeAppendAttentionQuantize::cost(ops::Pass /*pass*/, std::span<const TensorType> in,
+                                            std::span<const TensorType> /*out*/, const SymbolValues& symbols) const {
+  ops::Cost cost = parts_cost(in, symbols);
+  cost.bytes -= 2 * static_cast<double>(in[kQ].size_bytes(symbols));  // what is attended to, which has the type of q
+  return cost;
+}
+
+void RopeAppendAttentionQuantize::reference(ops::Pass pass, std::span<const ops::RefTensor> in,
+                                            std::span<ops::RefTensor> out) const {
+  ops::RefTensor attended[] = {ref_zeros(in[kQ].shape), std::move(out[1]), std::move(out[2])};
+  part(0).reference(pass, in, attended);
+  out[1] = std::move(attended[1]), out[2] = std::move(attended[2]);
+  attended[0].shape = out[0].shape;
+  part(2).reference(pass, {&attended[0], 1}, out.first(1));
 }
 
 }  // namespace eadem::fusions

@@ -84,9 +84,9 @@ TEST_P(CudaEngine, CachesAndFusionsDoNotChangeBits) {
     options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 8 << 20, .block_size = block_size};
     expect_same_bits(expected, logits_in_chunks(*make(options), tokens, chunks), fmt::format("block {}", block_size));
   }
-  for (const char* fusion :
-       {"add_rms_norm", "linear_gated_activation", "linear_qkv", "rope_append_attention", "rope_qk_append",
-        "rope_kv_append", "rms_norm_quantize", "add_rms_norm_quantize", "linear_gated_activation_quantize", "all"}) {
+  for (const char* fusion : {"add_rms_norm", "linear_gated_activation", "linear_qkv", "rope_append_attention",
+                             "rope_qk_append", "rope_kv_append", "rope_append_attention_quantize", "rms_norm_quantize",
+                             "add_rms_norm_quantize", "linear_gated_activation_quantize", "all"}) {
     EngineOptions options;
     options.disabled_fusions = {fusion};
     expect_same_bits(expected, logits_in_chunks(*make(options), tokens, chunks), fusion);

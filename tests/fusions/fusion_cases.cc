@@ -229,8 +229,8 @@ void rope_kv_append(std::vector<FusionCase>& cases) {
 void rope_append_attention(std::vector<FusionCase>& cases) {
   for (const int64_t tokens : {0, 1, 9})
     for (const DType cache_dtype : {kF32, kBf16})
-      for (const int64_t rotary_dim : {8, 6}) {
-        constexpr int64_t kSequences = 3, kHeadDim = 8;
+      for (const int64_t rotary_dim : {16, 6}) {
+        constexpr int64_t kSequences = 3, kHeadDim = 16;  // rows of 96
         const kernels::RopeAttrs rope{RopeStyle::rotate_half, rotary_dim};
         const kernels::AttentionAttrs attention{.heads = 6,
                                                 .kv_heads = 2,
@@ -239,17 +239,40 @@ void rope_append_attention(std::vector<FusionCase>& cases) {
                                                 .window = 5,
                                                 .source = kernels::KvSource::cached};
         const TensorType k(kF32, {Symbol::tokens, 2, kHeadDim}), cache(cache_dtype, {9, 2, 4, kHeadDim});
-        cases.push_back(
-            {fmt::format("rope_append_attention {}x{}/{} {} cache", tokens, kHeadDim, rotary_dim,
-                         dtype_name(cache_dtype)),
-             &fusions::rope_append_attention(),
-             std::make_shared<fusions::RopeAppendAttention>(kernels::RopeAppendAttentionAttrs{rope, attention}),
-             {std::make_shared<ops::Rope>(rope), std::make_shared<ops::Rope>(rope), std::make_shared<ops::KvAppend>(),
-              std::make_shared<ops::Attention>(attention)},
-             {TensorType(kF32, {Symbol::tokens, 6, kHeadDim}), TensorType(kF32, {Symbol::tokens, rotary_dim}), k, k,
-              TensorType(DType::i64, {Symbol::tokens}), cache, cache, TensorType(DType::i32, {kSequences + 1}),
-              TensorType(DType::i32, {kSequences}), TensorType(DType::i32, {kSequences, 3})},
-             tokens_of(tokens)});
+        const std::vector<TensorType> inputs = {TensorType(kF32, {Symbol::tokens, 6, kHeadDim}),
+                                                TensorType(kF32, {Symbol::tokens, rotary_dim}),
+                                                k,
+                                                k,
+                                                TensorType(DType::i64, {Symbol::tokens}),
+                                                cache,
+                                                cache,
+                                                TensorType(DType::i32, {kSequences + 1}),
+                                                TensorType(DType::i32, {kSequences}),
+                                                TensorType(DType::i32, {kSequences, 3})};
+        kernels::RopeAppendAttentionAttrs attrs{rope, attention};
+        const auto name = [&](const fusions::Fusion& fusion) {
+          return fmt::format("{} {}x{}/{} {} cache", fusion.name, tokens, kHeadDim, rotary_dim,
+                             dtype_name(cache_dtype));
+        };
+        const auto fused = std::make_shared<fusions::RopeAppendAttention>(attrs);
+        const FusionCase& plain = cases.emplace_back(
+            FusionCase{name(fusions::rope_append_attention()),
+                       &fusions::rope_append_attention(),
+                       fused,
+                       {std::make_shared<ops::Rope>(rope), std::make_shared<ops::Rope>(rope),
+                        std::make_shared<ops::KvAppend>(), std::make_shared<ops::Attention>(attention)},
+                       inputs,
+                       tokens_of(tokens)});
+        const auto inputs_like = std::make_shared<const FusionCase>(plain);
+        attrs.round_to = &kernels::cpu::Int8Rows::with_scale_per_step();
+        cases.push_back({name(fusions::rope_append_attention_quantize()),
+                         &fusions::rope_append_attention_quantize(),
+                         std::make_shared<fusions::RopeAppendAttentionQuantize>(attrs),
+                         {fused, std::make_shared<ops::Reshape>(std::vector<int64_t>{6 * kHeadDim}),
+                          std::make_shared<ops::Quantize>(kernels::QuantizeAttrs{attrs.round_to})},
+                         inputs,
+                         tokens_of(tokens),
+                         inputs_like});
       }
 }
 
@@ -348,6 +371,7 @@ void for_each_part(const FusionCase& c, const std::function<void(const PartPorts
 }
 
 std::vector<Tensor> make_inputs(const FusionCase& c, uint64_t seed) {
+  if (c.inputs_like != nullptr) return make_inputs(*c.inputs_like, seed);
   std::vector<Tensor> inputs(c.inputs.size());
   for_each_part(c, [&](const PartPorts& part) {
     const std::vector<Tensor> made = workloads::make_inputs(part.op, part.inputs, c.symbols, seed + part.node);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,12 +21,13 @@ struct FusionCase {
   std::vector<ops::OpPtr> parts;   // one per pattern node
   std::vector<TensorType> inputs;  // of the fused op, in port order
   SymbolValues symbols;
+  std::shared_ptr<const FusionCase> inputs_like = nullptr;  // the case that has generators for its inputs, or null
 };
 
 // Every fusion; activations and parameters in f32, but where the name says otherwise.
 std::vector<FusionCase> fusion_cases();
 
-// Host tensors for the fused op's inputs, made by the generators of the parts.
+// Host tensors for the fused op's inputs, made by the generators of the parts, or of those of `inputs_like`.
 std::vector<Tensor> make_inputs(const FusionCase& fusion_case, uint64_t seed);
 
 // Runs `visit` for each pattern node with the types of its ports, in order; ids < 0 stand for absent ports.

@@ -19,6 +19,8 @@
 #include "eadem/kernels/backend.h"
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/cuda/kernels.h"
+#include "eadem/kernels/cuda/linear/int8_chunks.h"
+#include "eadem/kernels/quantize.h"
 #include "tests/kernels/cuda_operands.h"
 
 namespace eadem::kernels {
@@ -301,8 +303,35 @@ TEST_P(CudaAppendAndAttend, HasTheBitsOfItsParts) {
   test::plan_for(*cuda::rope_append_attention_kernels()[0], "rope_append_attention", AttrsRef(attrs), in, out, context)
       ->run({.inputs = in, .outputs = out, .scratch = scratch.view, .context = &context});
   EXPECT_EQ(bytes_of(*device, y.view), bytes_of(*device, expected.view));
-  for (int of_values = 0; of_values < 2; ++of_values)
-    EXPECT_EQ(bytes_of(*device, memory[1][of_values].view), bytes_of(*device, memory[0][of_values].view));
+  const auto expect_same_caches = [&] {
+    for (int of_values = 0; of_values < 2; ++of_values)
+      EXPECT_EQ(bytes_of(*device, memory[1][of_values].view), bytes_of(*device, memory[0][of_values].view));
+  };
+  expect_same_caches();
+
+  // 4. Rounded, too. The cache has the new rows by now, which are written once more.
+  const Shape flat{sequences, s.heads * s.head_dim};
+  if (flat[1] % 256 != 0) return;
+  const Encoding& chunks = cuda::Int8Chunks::instance();
+  Tensor rounded[2];
+  TensorView codes[2];
+  for (int n = 0; n < 2; ++n) {
+    rounded[n] = allocate_tensor(*device, DType::u8, {encoded_bytes(chunks, flat)});
+    fill_zero(*device, rounded[n].view);  // what rows have no place for is zero
+    codes[n] = view_of_planes(rounded[n].view.data, chunks, DType::bf16, flat);
+  }
+  const TensorView x[] = {TensorView(expected.view.data, DType::bf16, flat)}, to[] = {codes[0]};
+  test::plan_for(test::named(cuda::quantize_kernels(), "cuda_chunks"), "quantize", AttrsRef(QuantizeAttrs{&chunks}), x,
+                 to, context)
+      ->run({.inputs = x, .outputs = to, .context = &context});
+  RopeAppendAttentionAttrs rounding = attrs;
+  rounding.round_to = &chunks;
+  const TensorView in_codes[] = {codes[1], caches[1][0], caches[1][1]};
+  test::plan_for(*cuda::rope_append_attention_quantize_kernels()[0], "rope_append_attention_quantize",
+                 AttrsRef(rounding), in, in_codes, context)
+      ->run({.inputs = in, .outputs = in_codes, .scratch = scratch.view, .context = &context});
+  EXPECT_EQ(bytes_of(*device, rounded[1].view), bytes_of(*device, rounded[0].view));
+  expect_same_caches();
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -315,7 +344,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Step{8, 2, 64, 32, 0, {70, 3}, 16},                            // a part of a head rotates
                       Step{8, 2, 128, 128, 0, {70, 3}, 16, RopeStyle::interleaved},  // pairs of neighbours
                       Step{32, 8, 128, 128, 0, {300, 3}, 16, RopeStyle::rotate_half, &RowEncoding::int8()},
-                      Step{8, 2, 256, 256, 0, {300, 3}, 16}, Step{8, 2, 256, 256, 0, {700}, 16}));
+                      Step{8, 2, 256, 256, 0, {300, 3}, 16}, Step{8, 2, 256, 256, 0, {700}, 16},
+                      Step{16, 8, 64, 64, 0, {300, 3}, 16},     // a key head has half a chunk
+                      Step{40, 2, 128, 128, 0, {700, 9}, 16},   // 20 queries of a key head
+                      Step{4, 1, 64, 64, 0, {5, 300, 256}, 16}  // one chunk
+                      ));
 
 // --- Caches of 8-bit codes have the bits of RowEncoding::encode, whichever kernel writes them.
 

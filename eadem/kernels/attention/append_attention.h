@@ -9,8 +9,11 @@
 //            attention, which is cached and has no sinks. The slot of a token is that of its position in the blocks of
 //            its sequence, or negative.
 //   outputs  y like q; the caches.
+//
+// rope_append_attention_quantize: y is quantize(y [tokens, heads * head_dim]), encoded as round_to says (quantize.h).
 #pragma once
 
+#include "eadem/core/encoding.h"
 #include "eadem/kernels/attention/attention.h"
 #include "eadem/kernels/attention/rope.h"
 
@@ -19,6 +22,7 @@ namespace eadem::kernels {
 struct RopeAppendAttentionAttrs {
   RopeAttrs rope;
   AttentionAttrs attention;
+  const Encoding* round_to = nullptr;
 };
 
 }  // namespace eadem::kernels

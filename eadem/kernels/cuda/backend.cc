@@ -46,6 +46,7 @@ constexpr OpKernels kOps[] = {
     {"rope_kv_append", rope_kv_append_kernels},
     {"rope_qk_append", rope_qk_append_kernels},
     {"rope_append_attention", rope_append_attention_kernels},
+    {"rope_append_attention_quantize", rope_append_attention_quantize_kernels},
     {"linear_cross_entropy", linear_cross_entropy_kernels},
 };
 

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "eadem/kernels/cuda/capability.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/linear/cublas_lt.h"
-#include "eadem/kernels/cuda/small_copy.h"
 
 namespace eadem {
 
@@ -151,6 +151,11 @@ void CudaDevice::make_current() const { EADEM_CUDA_CALL(cudaSetDevice(index_)); 
 
 cudaStream_t CudaDevice::stream() {
   make_current();
+  if (num_results_ > 0) {
+    const std::span<const kernels::cuda::SmallCopy> copies(results_.data(),
+                                                           static_cast<size_t>(std::exchange(num_results_, 0)));
+    EADEM_CUDA_CALL(kernels::cuda::launch_small_copies(copies, stream_.get()));
+  }
   return stream_.get();
 }
 
@@ -198,15 +203,15 @@ Buffer CudaDevice::allocate(int64_t size_bytes) {
 
 void CudaDevice::copy_from_host(void* dst, const void* host, int64_t size_bytes) {
   if (size_bytes == 0) return;
-  make_current();
+  const cudaStream_t stream = this->stream();
   const size_t size = static_cast<size_t>(size_bytes);
   if (size_bytes > kStagingHalfBytes) {
-    EADEM_CUDA_CALL(cudaMemcpyAsync(dst, host, size, cudaMemcpyHostToDevice, stream_.get()));
-    EADEM_CUDA_CALL(cudaStreamSynchronize(stream_.get()));
+    EADEM_CUDA_CALL(cudaMemcpyAsync(dst, host, size, cudaMemcpyHostToDevice, stream));
+    EADEM_CUDA_CALL(cudaStreamSynchronize(stream));
     return;
   }
   if (staging_.used_bytes + size_bytes > kStagingHalfBytes) {
-    EADEM_CUDA_CALL(cudaEventRecord(staging_.done[staging_.half].get(), stream_.get()));
+    EADEM_CUDA_CALL(cudaEventRecord(staging_.done[staging_.half].get(), stream));
     staging_.half = 1 - staging_.half;
     staging_.used_bytes = 0;
     // This returns at once if the half was never used.
@@ -214,36 +219,31 @@ void CudaDevice::copy_from_host(void* dst, const void* host, int64_t size_bytes)
   }
   char* staged = static_cast<char*>(staging_.memory.get()) + staging_.half * kStagingHalfBytes + staging_.used_bytes;
   std::memcpy(staged, host, size);
-  if (kernels::cuda::is_small_copy(dst, staged, size_bytes))
-    EADEM_CUDA_CALL(kernels::cuda::launch_small_copy(dst, staged, size_bytes, stream_.get()));
+  if (const kernels::cuda::SmallCopy copy{dst, staged, size_bytes}; kernels::cuda::is_small(copy))
+    EADEM_CUDA_CALL(kernels::cuda::launch_small_copies({&copy, 1}, stream));
   else
-    EADEM_CUDA_CALL(cudaMemcpyAsync(dst, staged, size, cudaMemcpyHostToDevice, stream_.get()));
+    EADEM_CUDA_CALL(cudaMemcpyAsync(dst, staged, size, cudaMemcpyHostToDevice, stream));
   staging_.used_bytes += (size_bytes + kStagingAlignment - 1) / kStagingAlignment * kStagingAlignment;
 }
 
 void CudaDevice::copy_to_host(void* host, const void* src, int64_t size_bytes) {
-  make_current();
+  const cudaStream_t stream = this->stream();
   if (size_bytes > 0)
-    EADEM_CUDA_CALL(cudaMemcpyAsync(host, src, static_cast<size_t>(size_bytes), cudaMemcpyDeviceToHost, stream_.get()));
-  EADEM_CUDA_CALL(cudaStreamSynchronize(stream_.get()));
+    EADEM_CUDA_CALL(cudaMemcpyAsync(host, src, static_cast<size_t>(size_bytes), cudaMemcpyDeviceToHost, stream));
+  EADEM_CUDA_CALL(cudaStreamSynchronize(stream));
 }
 
 void CudaDevice::copy(void* dst, const void* src, int64_t size_bytes) {
   if (size_bytes == 0 || dst == src) return;
-  make_current();
-  EADEM_CUDA_CALL(cudaMemcpyAsync(dst, src, static_cast<size_t>(size_bytes), cudaMemcpyDeviceToDevice, stream_.get()));
+  EADEM_CUDA_CALL(cudaMemcpyAsync(dst, src, static_cast<size_t>(size_bytes), cudaMemcpyDeviceToDevice, stream()));
 }
 
 void CudaDevice::fill_zero(void* dst, int64_t size_bytes) {
   if (size_bytes == 0) return;
-  make_current();
-  EADEM_CUDA_CALL(cudaMemsetAsync(dst, 0, static_cast<size_t>(size_bytes), stream_.get()));
+  EADEM_CUDA_CALL(cudaMemsetAsync(dst, 0, static_cast<size_t>(size_bytes), stream()));
 }
 
-void CudaDevice::synchronize() {
-  make_current();
-  EADEM_CUDA_CALL(cudaStreamSynchronize(stream_.get()));
-}
+void CudaDevice::synchronize() { EADEM_CUDA_CALL(cudaStreamSynchronize(stream())); }
 
 Buffer CudaDevice::allocate_on_host(int64_t size_bytes) {
   make_current();
@@ -255,28 +255,30 @@ Buffer CudaDevice::allocate_on_host(int64_t size_bytes) {
 
 void CudaDevice::copy_to_host_later(void* host, const void* src, int64_t size_bytes) {
   if (size_bytes == 0) return;
-  make_current();
-  if (kernels::cuda::is_small_copy(host, src, size_bytes))
-    EADEM_CUDA_CALL(kernels::cuda::launch_small_copy(host, src, size_bytes, stream_.get()));
-  else
-    EADEM_CUDA_CALL(cudaMemcpyAsync(host, src, static_cast<size_t>(size_bytes), cudaMemcpyDeviceToHost, stream_.get()));
+  const kernels::cuda::SmallCopy copy{host, src, size_bytes};
+  if (!kernels::cuda::is_small(copy)) {
+    EADEM_CUDA_CALL(cudaMemcpyAsync(host, src, static_cast<size_t>(size_bytes), cudaMemcpyDeviceToHost, stream()));
+    return;
+  }
+  if (num_results_ == std::ssize(results_)) (void)stream();
+  results_[static_cast<size_t>(num_results_++)] = copy;
 }
 
 std::unique_ptr<Event> CudaDevice::make_event() { return std::make_unique<CudaEvent>(*this); }
 
 std::unique_ptr<Recording> CudaDevice::record(FunctionRef<void()> issue) {
   make_current();
-  EADEM_CUDA_CALL(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
+  EADEM_CUDA_CALL(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal));
   cudaGraph_t recorded = nullptr;
   try {
     issue();
   } catch (...) {
-    (void)cudaStreamEndCapture(stream_.get(), &recorded);
+    (void)cudaStreamEndCapture(stream(), &recorded);
     if (recorded != nullptr) (void)cudaGraphDestroy(recorded);
     (void)cudaGetLastError();
     throw;
   }
-  EADEM_CUDA_CALL(cudaStreamEndCapture(stream_.get(), &recorded));
+  EADEM_CUDA_CALL(cudaStreamEndCapture(stream(), &recorded));
   const CudaHandle<cudaGraph_t, cudaGraphDestroy> graph(recorded);
   cudaGraphExec_t executable = nullptr;
   EADEM_CUDA_CALL(cudaGraphInstantiate(&executable, graph.get(), 0));
@@ -285,7 +287,7 @@ std::unique_ptr<Recording> CudaDevice::record(FunctionRef<void()> issue) {
 
 void CudaDevice::replay(const Recording& recording) {
   make_current();
-  EADEM_CUDA_CALL(cudaGraphLaunch(static_cast<const CudaRecording&>(recording).graph(), stream_.get()));
+  EADEM_CUDA_CALL(cudaGraphLaunch(static_cast<const CudaRecording&>(recording).graph(), stream()));
 }
 
 }  // namespace eadem

@@ -18,6 +18,7 @@
 #include "eadem/core/device/device.h"
 #include "eadem/core/machine/thread_pool.h"
 #include "eadem/kernels/cuda/linear/cuda_matmul.h"
+#include "eadem/kernels/cuda/small_copy.h"
 
 namespace eadem {
 
@@ -126,6 +127,9 @@ class CudaDevice final : public Device {
   int multiprocessors_ = 0;
   CudaHandle<cudaStream_t, cudaStreamDestroy> stream_;
   Staging staging_;
+  // Copies to the host that the next work for the stream takes along, one launch for all of them.
+  std::array<kernels::cuda::SmallCopy, kernels::cuda::kMostSmallCopies> results_{};
+  int num_results_ = 0;
   std::vector<Buffer> counters_;  // each has more than the one before
   std::unique_ptr<CudaMatmul> matmul_;
   std::unique_ptr<ThreadPool> host_threads_;

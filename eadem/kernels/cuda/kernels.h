@@ -48,5 +48,6 @@ KernelList linear_qkv_kernels();
 KernelList rope_kv_append_kernels();
 KernelList rope_qk_append_kernels();
 KernelList rope_append_attention_kernels();
+KernelList rope_append_attention_quantize_kernels();
 
 }  // namespace eadem::kernels::cuda

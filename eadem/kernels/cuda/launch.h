@@ -354,7 +354,8 @@ struct AttentionParams {
   // [sequences, kv_heads, tiles of 16 rows of its query heads], zeros; they are zeros again afterwards.
   unsigned* arrivals = nullptr;
   int32_t multiprocessors = 1;
-  NewRows new_rows = {};  // where takes_new_rows
+  NewRows new_rows = {};        // where takes_new_rows
+  Int8ChunkPlanes chunks = {};  // where writes_chunks: if it has codes, y is rounded to it, and not written itself
 };
 [[nodiscard]] cudaError_t launch_attention(const AttentionParams& params, cudaStream_t stream);
 
@@ -369,6 +370,8 @@ inline constexpr int64_t kAttentionMmaMaxSequences = 1024;
 [[nodiscard]] cudaError_t launch_attention_decode(const AttentionParams& params, cudaStream_t stream);
 // Whether launch_attention_decode takes new rows: for few sequences, a cache of bf16, and heads of 64 or 128.
 [[nodiscard]] bool takes_new_rows(const AttentionParams& params);
+// Whether it rounds its result: for few sequences whose key heads have whole chunks each.
+[[nodiscard]] bool writes_chunks(const AttentionParams& params);
 // launch_attention_decode calls this for many sequences.
 [[nodiscard]] cudaError_t launch_attention_decode_many(const AttentionParams& params, cudaStream_t stream);
 

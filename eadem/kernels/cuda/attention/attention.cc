@@ -7,6 +7,7 @@
 #include "eadem/kernels/attention/kv_append.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/linear/int8_chunks.h"
 #include "eadem/kernels/cuda/support.h"
 
 namespace eadem::kernels::cuda {
@@ -155,9 +156,11 @@ PlanPtr prepare_mma(const KernelRequest& request, Context& context) {
   return make_plan([mma](const KernelCall& call) { mma.launch(mma.params(call), call); }, mma.scratch_bytes);
 }
 
-// --- rope_append_attention: one launch where a step decodes few sequences, else those of its two parts.
+// --- rope_append_attention: one launch where a step decodes few sequences, else those of its two parts. Rounded, too
+// (rope_append_attention_quantize), or by one launch more.
 
-// The inputs and outputs of the two parts of a request or of a call. `rotated`: the queries between them.
+// The inputs and outputs of the two parts of a request or of a call. `rotated`: the queries between them; `y`: what is
+// attended to, before it is rounded.
 template <typename T>
 struct Parts {
   std::array<T, 7> append;
@@ -165,11 +168,11 @@ struct Parts {
   std::array<T, 3> appended;
   std::array<T, 1> attended;
 
-  Parts(std::span<const T> in, std::span<const T> out, const T& rotated)
+  Parts(std::span<const T> in, std::span<const T> out, const T& rotated, const T& y)
       : append{in[0], in[1], in[2], in[3], in[4], in[5], in[6]},
         attend{rotated, out[1], out[2], in[7], in[8], in[9]},
         appended{rotated, out[1], out[2]},
-        attended{out[0]} {}
+        attended{y} {}
 };
 
 // The requests of the two parts, which refer to themselves.
@@ -179,7 +182,9 @@ struct PartRequests {
   KernelRequest append, attend;
 
   explicit PartRequests(const KernelRequest& request)
-      : types(request.inputs, request.outputs, request.inputs[0]),
+      : types(
+            request.inputs, request.outputs, request.inputs[0],
+            request.attrs.get<RopeAppendAttentionAttrs>().round_to == nullptr ? request.outputs[0] : request.inputs[0]),
         rope{request.attrs.get<RopeAppendAttentionAttrs>().rope},
         append(request),
         attend(request) {
@@ -201,21 +206,36 @@ Verdict can_append_and_attend(const KernelRequest& request) {
   return verdict.accepted ? can_use_mma(parts.attend) : verdict;
 }
 
+Verdict can_append_attend_and_round(const KernelRequest& request) {
+  const Encoding* to = request.attrs.get<RopeAppendAttentionAttrs>().round_to;
+  if (to != &Int8Chunks::instance())
+    return Requirements(request, {5, 6}, {0})
+        .require(false, fmt::format("rounds to int8_chunks; {} is wanted", to->name()))
+        .verdict({});
+  return can_append_and_attend(request);
+}
+
 PlanPtr prepare_append_and_attend(const KernelRequest& request, Context& context) {
   const PartRequests parts(request);
+  const bool rounds = request.attrs.get<RopeAppendAttentionAttrs>().round_to != nullptr;
   const MmaAttention mma(parts.attend, context);
   const TensorType& q = request.inputs[0];
   // The one launch rotates whole heads, by halves.
   const bool rotates =
       parts.rope.rope.style == RopeStyle::rotate_half && parts.rope.rope.rotary_dim == mma.attrs.head_dim;
   constexpr int64_t kAlignment = 64;
-  const int64_t rotated_at = (mma.scratch_bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const auto aligned = [](int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; };
+  const int64_t q_bytes = q.size_bytes(request.bounds), rotated_at = aligned(mma.scratch_bytes),
+                attended_at = aligned(rotated_at + q_bytes);
   return make_plan(
-      [mma, rotates, rotated_at,
+      [mma, rotates, rounds, rotated_at, attended_at,
        append = std::shared_ptr<const Plan>(append_kernel().prepare(parts.append, context))](const KernelCall& call) {
         const TensorView& q = call.inputs[0];
-        const TensorView rotated(static_cast<std::byte*>(call.scratch.data) + rotated_at, q.dtype, q.shape);
-        const Parts<TensorView> views(call.inputs, call.outputs, rotated);
+        const auto in_scratch = [&](int64_t at) {
+          return TensorView(static_cast<std::byte*>(call.scratch.data) + at, q.dtype, q.shape);
+        };
+        const TensorView rotated = in_scratch(rotated_at), y = rounds ? in_scratch(attended_at) : call.outputs[0];
+        const Parts<TensorView> views(call.inputs, call.outputs, rotated, y);
         KernelCall attend{.inputs = views.attend, .outputs = views.attended, .context = call.context};
         if (mma.scratch_bytes > 0) attend.scratch = call.scratch;
         AttentionParams params = mma.params(attend);
@@ -230,9 +250,14 @@ PlanPtr prepare_append_and_attend(const KernelRequest& request, Context& context
         } else {
           append->run({.inputs = views.append, .outputs = views.appended, .context = call.context});
         }
+        const Int8ChunkPlanes chunks = rounds ? int8_chunk_planes(call.outputs[0]) : Int8ChunkPlanes{};
+        const bool in_one = mma.decodes(params) && writes_chunks(params);
+        if (in_one) params.chunks = chunks;
         mma.launch(params, attend);
+        if (rounds && !in_one)
+          EADEM_CUDA_CALL(launch_quantize_chunks({.x = elements(y), .to = chunks, .dtype = y.dtype}, stream_of(call)));
       },
-      rotated_at + q.size_bytes(request.bounds));
+      rounds ? attended_at + q_bytes : rotated_at + q_bytes);
 }
 
 constexpr Kernel kMma{.name = "cuda_mma",
@@ -246,6 +271,11 @@ constexpr Kernel kAppendAndAttend{.name = "cuda_mma",
                                   .can_handle = can_append_and_attend,
                                   .prepare = prepare_append_and_attend,
                                   .alignment_bytes = 32};
+constexpr Kernel kAppendAttendAndRound{.name = "cuda_mma",
+                                       .pass = Pass::inference,
+                                       .can_handle = can_append_attend_and_round,
+                                       .prepare = prepare_append_and_attend,
+                                       .alignment_bytes = 32};
 constexpr Kernel kAttention{"cuda_online_softmax", Pass::inference, can_attend, prepare_attention};
 constexpr Kernel kAttentionForward = in_forward(kAttention);
 
@@ -258,5 +288,6 @@ KernelList attention_kernels() {
 }
 
 KernelList rope_append_attention_kernels() { return {&kAppendAndAttend}; }
+KernelList rope_append_attention_quantize_kernels() { return {&kAppendAttendAndRound}; }
 
 }  // namespace eadem::kernels::cuda

@@ -8,12 +8,13 @@
 // Some warps copy keys and their values to shared memory, 32 at a time, by tensor maps where the query sees all of them
 // and they are from earlier steps, else row by row. What makes the queries and the newest row may still run then; the
 // other warps wait for it, and bring those. Where the newest row is not in the cache yet (NewRows), the queries and it
-// are rotated here, and it is appended.
+// are rotated here, and it is appended. The result may be rounded for the product that reads it (Int8Chunks).
 #include <algorithm>
 
 #include "eadem/kernels/cuda/attention/attention_panels.cuh"
 #include "eadem/kernels/cuda/attention/attention_splits.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
+#include "eadem/kernels/cuda/int8_chunks.cuh"
 
 namespace eadem::kernels::cuda {
 
@@ -416,23 +417,44 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
 
     // 5. Store the state, or the result where there is one split.
     const int splits = items.splits(now);
-    auto* y = static_cast<__nv_bfloat16*>(p.y) + (int64_t{sequence.first_token} * p.heads + kv_head * group) * kD;
+    const int rows_here = min(group - first_row, kFragmentRows);
+    auto* y =
+        static_cast<__nv_bfloat16*>(p.y) + (int64_t{sequence.first_token} * p.heads + kv_head * group + first_row) * kD;
+    // A pair of elements of a row of the tile.
+    const bool rounds = p.chunks.codes != nullptr;
+    const auto store_result = [&](int row, int d, uint32_t pair) {
+      if (rounds)
+        *reinterpret_cast<uint32_t*>(query_rows + row * (kD + kPadding) + d) = pair;  // nobody reads queries any more
+      else
+        *reinterpret_cast<uint32_t*>(y + row * kD + d) = pair;
+    };
+    // Once all results are stored; a warp rounds a chunk. After it, they may be overwritten.
+    const auto round_results = [&] {
+      for (int chunk = warp; chunk < rows_here * kD / static_cast<int>(kIntegerChunk); chunk += kWarps) {
+        const int at = chunk * static_cast<int>(kIntegerChunk) + lane * 8;
+        float values[8];
+        load_vector(values, query_rows + at / kD * (kD + kPadding) + at % kD);
+        store_chunk(p.chunks, sequence.first_token, (kv_head * group + first_row) * kD / kIntegerChunk + chunk, values,
+                    lane);
+      }
+      __syncthreads();
+    };
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = first_row + lane / 4 + half * 8;
+      const int row = lane / 4 + half * 8, head = kv_head * group + first_row + row;
       float sum = quad_sum(l[half]);
-      if (row >= group || warp >= kValueWarps) continue;
+      if (row >= rows_here || warp >= kValueWarps) continue;
       const auto element = [&](int t) { return warp * kValueTiles * 8 + element_of<Code::kEncoded>(t, lane); };
       if (splits == 1) {
-        const float factor = final_factor(m[half], sum, p.sinks, kv_head * group + row);
+        const float factor = final_factor(m[half], sum, p.sinks, head);
 #pragma unroll
         for (int t = 0; t < kValueTiles; ++t) {
           const float2 pair = pair_of<Code::kEncoded>(acc, t, half);
-          *reinterpret_cast<uint32_t*>(y + row * kD + element(t)) = pack_bf16(pair.x * factor, pair.y * factor);
+          store_result(row, element(t), pack_bf16(pair.x * factor, pair.y * factor));
         }
         continue;
       }
-      float* state = p.states + (int64_t{now.slot} * p.heads + kv_head * group + row) * (kD + 2);
+      float* state = p.states + (int64_t{now.slot} * p.heads + head) * (kD + 2);
       if (warp == 0 && lane % 4 == 0) *reinterpret_cast<float2*>(state) = {m[half], sum};
 #pragma unroll
       for (int t = 0; t < kValueTiles; ++t)
@@ -442,14 +464,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
     __syncthreads();           // the next item overwrites shared memory
     if (has_next && warp < kCopyWarps) copy_values();
     // 6. The block that stores the last state of these rows merges all of them, in order.
-    if (splits > 1) {
+    if (splits == 1) {
+      if (rounds) round_results();
+    } else {
       if (threadIdx.x == 0) {
         const auto last = static_cast<unsigned>(splits - 1);
         is_last = arrive_counting(items.arrivals(p, now), last) == last;
       }
       __syncthreads();
       if (is_last) {
-        const int rows_here = min(group - first_row, kFragmentRows);
         const float* states =
             p.states + (int64_t{items.first_slot(now.index)} * p.heads + kv_head * group + first_row) * (kD + 2);
         for (int i = static_cast<int>(threadIdx.x); i < rows_here * (kD / 2); i += kThreads) {
@@ -460,7 +483,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
           for (int split = 0; split < splits; ++split, state += int64_t{p.heads} * (kD + 2))
             merged.add(load_state_pair(state), {load_state_pair(state + 2 + d)});
           const float factor = final_factor(merged.m, merged.l, p.sinks, kv_head * group + first_row + row);
-          *reinterpret_cast<uint32_t*>(y + (first_row + row) * kD + d) = merged.result(0, factor);
+          store_result(row, d, merged.result(0, factor));
+        }
+        if (rounds) {
+          __syncthreads();
+          round_results();
         }
       }
     }
@@ -497,11 +524,15 @@ bool are_few(const AttentionParams& p) {
 
 bool takes_new_rows(const AttentionParams& p) { return p.code == KvCode::none && are_few(p); }
 
+bool writes_chunks(const AttentionParams& p) {
+  return are_few(p) && p.heads / p.kv_heads * p.head_dim % kIntegerChunk == 0;
+}
+
 cudaError_t launch_attention_decode(const AttentionParams& p, cudaStream_t stream) {
   if (p.tokens == 0 || p.heads == 0) return cudaSuccess;
   if (p.tokens != p.sequences || p.states == nullptr || p.arrivals == nullptr || p.sequences > kMaxSequences ||
       (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256) ||
-      (p.new_rows.table != nullptr && !takes_new_rows(p)))
+      (p.new_rows.table != nullptr && !takes_new_rows(p)) || (p.chunks.codes != nullptr && !writes_chunks(p)))
     return cudaErrorInvalidValue;
   if (!are_few(p)) return launch_attention_decode_many(p, stream);
   return (p.head_dim == 64 ? launch<64> : launch<128>)(p, p.max_splits * items_per_slot(p), stream);
