@@ -5,8 +5,9 @@
     compose_record.py PARTS RESULTS [COMMIT]
 
 PARTS holds what scripts/cpu_bench.sh's sections wrote; RESULTS/<processor>/<commit>.json becomes
-  {commit, dirty, date, device, ceilings, ops: [...], benchmarks: [{command, result, output}], peers: [...], notes: [...]}
-with what is there. Notes are the lines of PARTS/notes.md: counts of cycles and bytes that the speeds follow from. COMMIT is what the programs were built from (default: the checkout as it is). A record of that commit that exists keeps the parts that are not replaced.
+  {commit, dirty, date, device, ceilings, ops: [...], benchmarks: [{command, result, output}], peers: [...]}
+with what is there. COMMIT is what the programs were built from (default: the checkout as it is). A record of that commit
+that exists keeps the parts that are not replaced.
 """
 
 import datetime
@@ -35,8 +36,6 @@ def compose(parts):
     peers = [json.loads(path.read_text()) for path in sorted(parts.glob("peers-*.json"))]
     if peers:
         record["peers"] = peers
-    if (parts / "notes.md").exists():
-        record["notes"] = [line for line in (parts / "notes.md").read_text().splitlines() if line]
     return record
 
 

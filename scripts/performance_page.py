@@ -5,10 +5,9 @@ plots is README.md's.
 
     performance_page.py [--check]
 
-A record is what scripts/gpu_check.sh or scripts/cpu_bench.sh wrote: {commit, device} and of {tests, benchmarks, notes,
-ceilings, ops, peers} what was run. Of each machine the newest record counts, and of parts that it lacks the newest
+A record is what scripts/gpu_check.sh or scripts/cpu_bench.sh wrote: {commit, device} and of {tests, benchmarks, ceilings,
+ops, peers} what was run. Of each machine the newest record counts, and of parts that it lacks the newest
 that has them. A record that says {partial: true} has some of the benchmarks and kernels; older ones give the rest.
-Notes are counts of cycles and bytes.
 --check writes nothing and exits 1 if the
 page or a plot is not what the records say.
 """
@@ -293,10 +292,6 @@ def section(slug, record):
         lines += ["", "### `eadem_cuda_bench`", "",
                   "Kernels alone, operands out of the L2 cache. The floor is what adding two vectors and multiplying 8192^3 "
                   "reach in the same run.", "", *kernel_rows(record)]
-    if record.get("notes"):
-        older = record["older"].get("notes")
-        lines += ["", f"### Counts: {record['device']}", "", *([f"Commit `{older[:12]}`.", ""] if older else []),
-                  *(f"- {note}" for note in record["notes"])]
     if "ceilings" in record:
         lines += ceilings_section(record)
     if record.get("ops"):
@@ -344,7 +339,7 @@ def machines():
             if not record.get("partial"):
                 merged[slug].pop("partial", None)
         for record in others:
-            for part in ("ceilings", "ops", "peers", "notes"):
+            for part in ("ceilings", "ops", "peers"):
                 if part in record and part not in merged[slug]:
                     merged[slug][part] = record[part]
                     merged[slug]["older"][part] = record["commit"]

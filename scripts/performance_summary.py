@@ -214,8 +214,8 @@ def memory_line(path):
     return f"Resident memory is at most {span(peaks)} times weights, KV cache and activations."
 
 
-NOT_REACHED = ("What was asked and is not reached stands under *Counts* of its machine with what is known of the cause; for "
-               "NVIDIA GPUs it is [a table](gpu.md#what-is-asked-and-not-reached).")
+NOT_REACHED = ("What was asked and is not reached has a table with what is known of the cause, [for CPUs](cpu.md) and "
+               "[for NVIDIA GPUs](gpu.md#what-is-asked-and-not-reached).")
 
 
 def summary(small, large, others, gpu, memory):

@@ -4,7 +4,7 @@
 
     check_documents.py [ROOT]
 
-  * A link to a file of this repository leads to one.
+  * A link to a file of this repository leads to one, and what follows `#` is a heading of it.
   * A code block below the line `<!-- file: PATH -->` stands in that file, line by line and in one piece, so that what
     a document shows is what CI compiles and tests.
   * The table of docs/models.md is the one that models_table.py makes of the tests' lists.
@@ -18,22 +18,33 @@ from pathlib import Path
 
 import models_table
 
-LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\((?!\w+:)([^)\s#]*)(?:#([^)\s]*))?\)")
+HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
 BLOCK = re.compile(r"^<!-- file: (\S+) -->\n+```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MARKER = re.compile(r"^<!-- file:", re.MULTILINE)
-CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+CODE = re.compile(FENCED.pattern + r"|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
 def line_of(text, position):
     return text.count("\n", 0, position) + 1
 
 
+def anchors(document):
+    """What a link can name after `#`, made of each heading as GitHub makes it."""
+    text = FENCED.sub("", document.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "]", title).lower()).replace(" ", "-") for title in HEADING.findall(text)}
+
+
 def wrong_in(root, document):
     text = document.read_text(encoding="utf-8")
     prose = CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     for match in LINK.finditer(prose):
-        if not (document.parent / match[1]).exists():
+        target = document.parent / match[1] if match[1] else document
+        if not target.exists():
             yield line_of(text, match.start()), f"the link to {match[1]} leads nowhere"
+        elif match[2] and target.suffix == ".md" and match[2] not in anchors(target):
+            yield line_of(text, match.start()), f"{target.name} has no heading for #{match[2]}"
     blocks = list(BLOCK.finditer(text))
     if len(blocks) != len(MARKER.findall(text)):
         yield 1, "a `<!-- file: PATH -->` line without a code block below it"
