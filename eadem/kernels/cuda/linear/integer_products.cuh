@@ -267,11 +267,15 @@ __device__ inline void load_minimums(uint32_t (&min)[4], const uint8_t* block, c
   }
 }
 
+// Codes of row g + 8 stand in the upper half of a byte, so that bytes of them are 16 times themselves, and so are
+// integer sums of that row. Its floats are exact, and a sixteenth of them is, too.
+__device__ inline float of_row(int r) { return r == 0 ? 1.0f : 0x1p-4f; }
+
 // u[t][i] of row g + 8 (i / 2) and token 2 t + i % 2 of each tile, for the block of q4_k at `block`, by a warp.
 template <int kTiles>
 __device__ inline void multiply_four_bits(float (&u)[kTiles][4], const IntegerTokens<kTiles>& x, const uint8_t* block,
                                           int lane) {
-  constexpr uint32_t kNibbles = 0x0f0f0f0fu;
+  constexpr uint32_t kNibbles = 0x0f0f0f0fu, kTops = 0xf0f0f0f0u;
   int sum[kTiles][4] = {};
 #pragma unroll
   for (int piece = 0; piece < kFragmentPieces; ++piece) {
@@ -282,7 +286,7 @@ __device__ inline void multiply_four_bits(float (&u)[kTiles][4], const IntegerTo
       const uint8_t* subs = block + kFourBits.sub_scales + (piece * 2 + group) * kFragmentBlockRows + lane / 4;
       const int sub_scale[2] = {subs[0], subs[8]};
       const uint32_t first = words[2 * group], second = words[2 * group + 1];
-      const uint32_t a[4] = {first & kNibbles, first >> 4 & kNibbles, second & kNibbles, second >> 4 & kNibbles};
+      const uint32_t a[4] = {first & kNibbles, first & kTops, second & kNibbles, second & kTops};
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         int dot[4] = {};
@@ -299,7 +303,8 @@ __device__ inline void multiply_four_bits(float (&u)[kTiles][4], const IntegerTo
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) u[t][i] = static_cast<float>(sum[t][i]) * (scales.row[i / 2].factor * kUnit);
+    for (int i = 0; i < 4; ++i)
+      u[t][i] = static_cast<float>(sum[t][i]) * (scales.row[i / 2].factor * (kUnit * of_row(i / 2)));
     mma_f16(u[t], min, x.sums[t][0], x.sums[t][1]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) u[t][i] *= scales.row[i / 2].scale * (1 / kUnit);
@@ -310,7 +315,7 @@ __device__ inline void multiply_four_bits(float (&u)[kTiles][4], const IntegerTo
 template <int kTiles>
 __device__ inline void multiply_groups(float (&u)[2][kTiles][4], const IntegerTokens<kTiles>& x,
                                        const FragmentLayout& layout, const uint8_t* block, int lane) {
-  constexpr uint32_t kNibbles = 0x0f0f0f0fu;
+  constexpr uint32_t kNibbles = 0x0f0f0f0fu, kTops = 0xf0f0f0f0u;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int sum[kTiles][4] = {};
@@ -321,7 +326,7 @@ __device__ inline void multiply_groups(float (&u)[2][kTiles][4], const IntegerTo
 #pragma unroll
       for (int group = 0; group < 2; ++group) {
         const uint32_t first = words[2 * group], second = words[2 * group + 1];
-        const uint32_t a[4] = {first & kNibbles, first >> 4 & kNibbles, second & kNibbles, second >> 4 & kNibbles};
+        const uint32_t a[4] = {first & kNibbles, first & kTops, second & kNibbles, second & kTops};
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
           const uint32_t(&b)[4] = words_of(x.codes[t][piece]);
@@ -336,7 +341,7 @@ __device__ inline void multiply_groups(float (&u)[2][kTiles][4], const IntegerTo
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) u[half][t][i] = static_cast<float>(sum[t][i]) * kGroupSumUnit;
+      for (int i = 0; i < 4; ++i) u[half][t][i] = static_cast<float>(sum[t][i]) * (kGroupSumUnit * of_row(i / 2));
       mma_f16(u[half][t], zero, x.sums[t][0], x.sums[t][1]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) u[half][t][i] *= scales.scale[i / 2] * (1 / kGroupSumUnit);

@@ -38,21 +38,6 @@ struct Shape {
   static_assert(kTokens <= kWarp && kWarps <= kMostWarps);
 };
 
-// A warp's place in the items of its block: chunks warp, warp + S::kWarps, ... of every tile.
-template <typename S>
-struct Place {
-  int tile, chunk, item = 0;
-
-  __device__ void advance(int warp, int num_chunks) {
-    if (++item < S::kItems) return;
-    item = 0;
-    chunk += S::kWarps;
-    if (chunk < num_chunks) return;
-    chunk = warp;
-    tile += static_cast<int>(gridDim.x);
-  }
-};
-
 // The part of a tile, and its place there.
 template <typename S>
 __device__ inline int part_of(const LinearStreamParams& p, int& tile) {
@@ -74,24 +59,42 @@ int count_tiles(const LinearStreamParams& p) {
   return static_cast<int>(tiles);
 }
 
-// The block of an item: null beyond the last row.
-struct Item {
-  const uint8_t* block = nullptr;
-  uint32_t bytes = 0;
-  const FragmentLayout* layout = nullptr;
-};
+// Where a warp is in the items of its block: chunks warp, warp + S::kWarps, ... of every tile.
 template <typename S>
-__device__ inline Item item_at(const PackedStreamParams& p, const Place<S>& place, int num_chunks) {
-  int tile = place.tile;
-  const int part = part_of<S>(p.product, tile);
-  const bool up = S::kMatrices == 2 && place.item >= S::kRowTiles;
-  const FragmentLayout& layout = up ? p.up_layout : p.layouts[part];
-  const int64_t row_tile = int64_t{tile} * S::kRowTiles + (up ? place.item - S::kRowTiles : place.item);
-  if (row_tile * kRowsOfItem >= p.product.parts[part].out) return {};
-  const void* weight = up ? p.product.up : p.product.parts[part].weight;
-  return {static_cast<const uint8_t*>(weight) + (row_tile * num_chunks + place.chunk) * layout.block_bytes,
-          static_cast<uint32_t>(layout.block_bytes), &layout};
-}
+struct Place {
+  int tile, chunk, item = 0;
+  int part = 0, first_rows = 0;  // of the tile: its part, and there the first 16 rows of the tile
+
+  __device__ Place(const PackedStreamParams& p, int tile_, int chunk_) : tile(tile_), chunk(chunk_) { find_tile(p); }
+  __device__ void find_tile(const PackedStreamParams& p) {
+    int tile_of_part = tile;
+    part = part_of<S>(p.product, tile_of_part);
+    first_rows = tile_of_part * S::kRowTiles;
+  }
+  __device__ void advance(const PackedStreamParams& p, int warp, int num_chunks) {
+    if (++item < S::kItems) return;
+    item = 0;
+    chunk += S::kWarps;
+    if (chunk < num_chunks) return;
+    chunk = warp;
+    tile += static_cast<int>(gridDim.x);
+    find_tile(p);
+  }
+  __device__ bool is_up() const { return S::kMatrices == 2 && item >= S::kRowTiles; }
+  __device__ int rows() const { return first_rows + (is_up() ? item - S::kRowTiles : item); }
+  __device__ const FragmentLayout& layout(const PackedStreamParams& p) const {
+    return is_up() ? p.up_layout : p.layouts[part];
+  }
+  // Whether the item has rows. A tile has some in any case.
+  __device__ bool exists(const PackedStreamParams& p) const {
+    if constexpr (S::kRowTiles == 1) return true;
+    return int64_t{rows()} * kRowsOfItem < p.product.parts[part].out;
+  }
+  __device__ const uint8_t* block(const PackedStreamParams& p, int num_chunks, int block_bytes) const {
+    const void* weight = is_up() ? p.product.up : p.product.parts[part].weight;
+    return static_cast<const uint8_t*>(weight) + int64_t{rows() * num_chunks + chunk} * block_bytes;
+  }
+};
 
 // Dynamic shared memory has the warps' rings of `stages` blocks of `pitch` bytes, then the terms of `round_chunks`
 // chunks. A round is a whole number of turns of the warps.
@@ -102,7 +105,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   constexpr int kWarps = S::kWarps, kThreads = S::kThreads;
   __shared__ uint64_t barriers[kWarps * kMostStages];
   const LinearStreamParams& product = p.product;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  // The shuffle tells the compiler that a warp has one value.
+  const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarp, 0);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int num_chunks = static_cast<int>(product.in / kIntegerChunk), num_tiles = p.num_tiles;
   const uint32_t full = shared_address(barriers) + static_cast<uint32_t>(warp * kMostStages) * kBarrierBytes;
   uint8_t* const ring = memory + warp * stages * pitch;
@@ -114,18 +119,18 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 
   // The next block to copy, and where it goes; by lane 0.
   const int first_tile = static_cast<int>(blockIdx.x);
-  Place<S> ahead{first_tile, warp};
+  Place<S> ahead(p, first_tile, warp);
   int ahead_stage = 0;
   const bool works = warp < num_chunks;
   const auto copy_next = [&] {
     if (ahead.tile < num_tiles) {
-      const Item item = item_at(p, ahead, num_chunks);
       const uint32_t barrier = full + static_cast<uint32_t>(ahead_stage) * kBarrierBytes;
-      barrier_arrive_expecting(barrier, item.bytes);
-      if (item.block != nullptr)
-        copy_bulk_async(shared_address(ring + ahead_stage * pitch), item.block, item.bytes, barrier,
-                        l2_policy<L2Policy::evict_first>());
-      ahead.advance(warp, num_chunks);
+      const int bytes = ahead.exists(p) ? ahead.layout(p).block_bytes : 0;
+      barrier_arrive_expecting(barrier, static_cast<uint32_t>(bytes));
+      if (bytes > 0)
+        copy_bulk_async(shared_address(ring + ahead_stage * pitch), ahead.block(p, num_chunks, bytes),
+                        static_cast<uint32_t>(bytes), barrier, l2_policy<L2Policy::evict_first>());
+      ahead.advance(p, warp, num_chunks);
       if (++ahead_stage == stages) ahead_stage = 0;
     }
   };
@@ -143,6 +148,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   int stage = 0;
   uint32_t parity = 0;
   for (int tile = first_tile; tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
+    Place<S> now(p, tile, warp);
     float sum[S::kMatrices][S::kThreadSums] = {};
     for (int round = 0; round < num_chunks; round += round_chunks) {
       const int round_end = min(round + round_chunks, num_chunks);
@@ -155,17 +161,24 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
               __ldg(product.x_scales + chunk * padded_tokens + min(lane, padded_tokens - 1));
 #pragma unroll 1
         for (int i = 0; i < S::kItems; ++i) {
-          const Item item = item_at(p, Place<S>{tile, chunk, i}, num_chunks);
+          now.item = i;
           barrier_wait(full + static_cast<uint32_t>(stage) * kBarrierBytes, parity);
           float* const to = terms_of_chunk + i * kRowsOfItem * S::kTokens * S::kTerms;
-          if (item.block != nullptr) {
+          if (now.exists(p)) {
+            const FragmentLayout& layout = now.layout(p);
             const uint8_t* block = ring + stage * pitch;
             const auto place_of = [&](int t, int r) {
               return to + ((lane / 4 + 8 * r) * S::kTokens + t * 8 + lane % 4 * 2) * S::kTerms;
             };
             if constexpr (S::kTerms == 2) {
               float u[2][S::kTokenTiles][4];
-              multiply_groups(u, x, *item.layout, block, lane);
+              // Of a layout that is known, the compiler knows where scales are and of which type.
+              if (constexpr FragmentLayout kKnown = kKnownLayouts[kGroupLayout]; layout.known == kGroupLayout) {
+                const FragmentLayout known = kKnown;
+                multiply_groups(u, x, known, block, lane);
+              } else {
+                multiply_groups(u, x, layout, block, lane);
+              }
 #pragma unroll
               for (int t = 0; t < S::kTokenTiles; ++t)
 #pragma unroll
@@ -174,7 +187,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
                       make_float4(u[0][t][2 * r], u[1][t][2 * r], u[0][t][2 * r + 1], u[1][t][2 * r + 1]);
             } else {
               float u[S::kTokenTiles][4];
-              if (item.layout->code == FragmentLayout::Code::bits6)
+              if (layout.code == FragmentLayout::Code::bits6)
                 multiply_six_bits(u, x, block, lane);
               else
                 multiply_four_bits(u, x, block, lane);
@@ -211,13 +224,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       __syncthreads();
     }
     // 3. Store.
-    int tile_of_part = tile;
-    const LinearStreamPart& to = product.parts[part_of<S>(product, tile_of_part)];
+    const LinearStreamPart& to = product.parts[now.part];
+    const int64_t first_output = int64_t{now.first_rows} * kRowsOfItem;
 #pragma unroll
     for (int n = 0; n < S::kThreadSums; ++n) {
       const int at = n * kThreads + static_cast<int>(threadIdx.x);
       const int token = at % S::kTokens;
-      const int64_t output = int64_t{tile_of_part} * S::kOutputs + at / S::kTokens;
+      const int64_t output = first_output + at / S::kTokens;
       if (at >= S::kOutputs * S::kTokens || token >= tokens || output >= to.out) continue;
       float y = sum[0][n];
       if constexpr (S::kMatrices == 2)
@@ -253,14 +266,15 @@ cudaError_t launch_shape(PackedStreamParams p, cudaStream_t stream) {
 template <typename Y, int kTerms, bool kGated>
 cudaError_t launch_rows(const PackedStreamParams& p, cudaStream_t stream) {
   if (p.product.tokens <= 8) {
-    // Narrow weights give a multiprocessor few tiles; then each has more warps.
-    if constexpr (!kGated) {
-      const int64_t tiles = count_tiles<Shape<kTerms, 1, 1, 3, false>>(p.product),
-                    chunks = p.product.in / kIntegerChunk;
-      if (tiles <= p.product.multiprocessors && chunks > 8)
-        return launch_shape<Y, Shape<kTerms, 1, 1, 1, false, 16>>(p, stream);
-      if (tiles <= 2 * p.product.multiprocessors && chunks > 16)
-        return launch_shape<Y, Shape<kTerms, 1, 1, 2, false, 12>>(p, stream);
+    // Blocks that share a multiprocessor work side by side, so a third one that has a tile more than others ends alone,
+    // and the memory has little to do meanwhile. Fewer blocks have more warps each, where there are chunks for them.
+    const int64_t tiles = count_tiles<Shape<kTerms, 1, 1, 3, kGated>>(p.product), chunks = p.product.in / kIntegerChunk;
+    const auto most_tiles = [&](int blocks) { return blocks * ceil_div(tiles, blocks * p.product.multiprocessors); };
+    if (chunks > 8 && most_tiles(1) * 10 < 9 * std::min(most_tiles(2), most_tiles(3)))
+      return launch_shape<Y, Shape<kTerms, 1, 1, 1, kGated, 16>>(p, stream);
+    if (most_tiles(2) * 10 < 9 * most_tiles(3)) {
+      if (chunks > 16) return launch_shape<Y, Shape<kTerms, 1, 1, 2, kGated, 12>>(p, stream);
+      return launch_shape<Y, Shape<kTerms, 1, 1, 2, kGated>>(p, stream);
     }
     return launch_shape<Y, Shape<kTerms, 1, 1, 3, kGated>>(p, stream);
   }
