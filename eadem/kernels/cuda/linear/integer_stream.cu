@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kRowsOfItem = kFragmentBlockRows;  // an item is the block that a warp decodes at a time
 constexpr int kMostStages = 4, kMostWarps = 16;
-constexpr int kSharedLimit = 227 * 1024;
+constexpr int kSharedMemory = 228 * 1024;  // of a multiprocessor
 
 // A tile has kRowTiles * 16 outputs and 8 * kTokenTiles tokens. With kGated an output has a row of each weight.
 // kBlocks blocks of kWarps warps share a multiprocessor. A chunk has kTerms terms: 2 of groups, 1 of K-quants.
@@ -248,8 +248,9 @@ cudaError_t launch_shape(PackedStreamParams p, cudaStream_t stream) {
   for (int i = 0; i < kMostLinearStreamParts; ++i)
     if (p.product.parts[i].out > 0) pitch = std::max(pitch, p.layouts[i].block_bytes);
   p.num_tiles = count_tiles<S>(p.product);
-  // A fifth of a block's shared memory is for terms, two fifths where chunks have two.
-  constexpr int kMemory = kSharedLimit / S::kBlocks - 2048;
+  // CUDA takes 1024 bytes of each block, barriers and alignment as much. A fifth of the rest is for terms, two fifths
+  // where chunks have two.
+  constexpr int kMemory = kSharedMemory / S::kBlocks - 2048;
   constexpr int kWarps = S::kWarps;
   constexpr int kTurnBytes = kWarps * S::kChunkTerms * static_cast<int>(sizeof(float));
   const int num_chunks = static_cast<int>(p.product.in / kIntegerChunk);
@@ -266,14 +267,16 @@ cudaError_t launch_shape(PackedStreamParams p, cudaStream_t stream) {
 template <typename Y, int kTerms, bool kGated>
 cudaError_t launch_rows(const PackedStreamParams& p, cudaStream_t stream) {
   if (p.product.tokens <= 8) {
-    // Blocks that share a multiprocessor work side by side, so a third one that has a tile more than others ends alone,
-    // and the memory has little to do meanwhile. Fewer blocks have more warps each, where there are chunks for them.
+    // Blocks of a multiprocessor work side by side. One that has a tile more than the others ends alone, and the memory
+    // has little to do meanwhile. So there are as many blocks as give a multiprocessor the fewest tiles at most, unless
+    // that is little less than with more blocks. Fewer blocks have more warps each, where there are chunks for them,
+    // and memory for the terms.
     const int64_t tiles = count_tiles<Shape<kTerms, 1, 1, 3, kGated>>(p.product), chunks = p.product.in / kIntegerChunk;
     const auto most_tiles = [&](int blocks) { return blocks * ceil_div(tiles, blocks * p.product.multiprocessors); };
     if (chunks > 8 && most_tiles(1) * 10 < 9 * std::min(most_tiles(2), most_tiles(3)))
       return launch_shape<Y, Shape<kTerms, 1, 1, 1, kGated, 16>>(p, stream);
     if (most_tiles(2) * 10 < 9 * most_tiles(3)) {
-      if (chunks > 16) return launch_shape<Y, Shape<kTerms, 1, 1, 2, kGated, 12>>(p, stream);
+      if (chunks > 16) return launch_shape<Y, Shape<kTerms, 1, 1, 2, kGated, kTerms == 1 ? 14 : 12>>(p, stream);
       return launch_shape<Y, Shape<kTerms, 1, 1, 2, kGated>>(p, stream);
     }
     return launch_shape<Y, Shape<kTerms, 1, 1, 3, kGated>>(p, stream);
