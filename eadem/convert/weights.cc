@@ -153,9 +153,9 @@ WeightType target_type(const ConvertedTensor& tensor, const models::ModelInfo& m
   if (type.encoding != nullptr && BlockEncoding::of(type.encoding) == nullptr) type = DType::f32;
   // Norms and biases are few bytes: they keep what they have, and are f32 in GGUF, where readers expect that, as they
   // do of convolutions and of numbers for each head, which are columns there.
-  const bool is_vector =
-      tensor.shape.rank() < 2 || (plan.target_gguf && (tensor.shape.back() == 1 || is_convolution(tensor.parameter)));
-  if (is_vector)
+  const bool is_kept = tensor.shape.rank() < 2 || is_vector(tensor.parameter) ||
+                       (plan.target_gguf && (tensor.shape.back() == 1 || is_convolution(tensor.parameter)));
+  if (is_kept)
     type = plan.target_gguf ? DType::f32 : tensor.before;
   else if (is_layer_type(plan.type))
     type = layer_type_of(plan.type, tensor).value_or(type.encoding == nullptr ? type : DType::bf16);

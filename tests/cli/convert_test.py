@@ -335,6 +335,26 @@ class Convert(ProgramTest):
         self.done("convert", source, gguf, "--type", "q8_0")
         self.done("convert", gguf, self.folder / "calibrated", "--type", "int8", "--calibrate", text)
 
+    # Of experts and groups, norms and biases are rows; other programs read them, and convolutions, in f32.
+    def test_vectors_are_not_rounded(self):
+        for name, parts in (("gpt_oss_mxfp4", ("ffn_gate_exps.bias", "ffn_down_exps.bias")), ("lfm2", ("shortconv.conv.weight",)),
+                            ("granitemoehybrid", ("ssm_conv1d.weight", "ssm_norm.weight")),
+                            ("nemotron_h_usual", ("ssm_conv1d.weight", "ssm_norm.weight"))):
+            for kind in ("q8_0", "bf16"):
+                with self.subTest(name, kind=kind):
+                    out = self.folder / f"{name}-{kind}.gguf"
+                    result = json.loads(self.done("convert", GOLDEN / name, out, "--type", kind, "--json").out)
+                    types = {tensor["name"]: tensor["type"] for tensor in result["tensors"]}
+                    for part in parts:
+                        found = [encoding for key, encoding in types.items() if key.endswith(part)]
+                        self.assertEqual(set(found), {"f32"}, part)
+        out = self.folder / "gpt_oss"
+        result = json.loads(self.done("convert", GOLDEN / "gpt_oss", out, "--type", "bf16", "--json").out)
+        biases = [tensor for tensor in result["tensors"] if tensor["name"].endswith("bias")]
+        self.assertTrue(biases)
+        for tensor in biases:
+            self.assertEqual((tensor["type"], tensor["largest_error"]), ("f32", 0), tensor)
+
     def test_calibration(self):
         text = self.folder / "text.txt"
         text.write_text((STORIES / "greedy.txt").read_text())
