@@ -44,7 +44,9 @@ Tensor WeightSource::get(std::string_view name) const {
     const bool has_scales = info.type_name == "I8" || info.type_name.starts_with("F8_");
     throw Unsupported(
         "{}: tensor {} {} has type {}, which {}", path_, quote(name), to_string(info.shape), info.type_name,
-        has_scales ? "means something with scales only, where a quantization_config says which" : "cannot be read yet");
+        has_scales
+            ? "is read as the matrix 'X.weight' of a layer X only, with scales, where a quantization_config says which"
+            : "cannot be read yet");
   }
   return load(static_cast<size_t>(&info - tensors_.data()));
 }
