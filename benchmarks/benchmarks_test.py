@@ -428,7 +428,7 @@ class Peers(unittest.TestCase):
     def test_directory_facts(self):
         with tempfile.TemporaryDirectory() as folder:
             shapes = {"model.embed_tokens.weight": ("BF16", [10, 8], 160), "model.norm.weight": ("F32", [8], 32),
-                      "model.layers.0.mlp.up_proj.weight": ("I8", [6, 8], 48),
+                      "model.layers.0.mlp.up_proj.weight_packed": ("I32", [6, 2], 48),
                       "model.layers.0.mlp.up_proj.weight_scale": ("BF16", [6, 1], 12)}
             header, end = {"__metadata__": {"format": "pt"}}, 0
             for name, (dtype, shape, size) in shapes.items():
@@ -436,7 +436,8 @@ class Peers(unittest.TestCase):
                 end += size
             text = json.dumps(header).encode()
             Path(folder, "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
-            config = {"num_attention_heads": 4, "hidden_size": 8, "num_hidden_layers": 1, "num_key_value_heads": 2}
+            config = {"num_attention_heads": 4, "hidden_size": 8, "num_hidden_layers": 1, "num_key_value_heads": 2,
+                      "quantization_config": {"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}}
             Path(folder, "config.json").write_text(json.dumps(config))
             facts = self.peers.count(Path(folder))
         self.assertEqual(facts, {"weight_bytes": 252, "matrix_elements": 48, "head_elements": 80, "layers": 1, "heads": 4,

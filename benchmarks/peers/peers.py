@@ -49,14 +49,20 @@ def count_directory(path):
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     header.pop("__metadata__", None)
     head = "lm_head.weight" if "lm_head.weight" in header else "model.embed_tokens.weight"
+    groups = config.get("quantization_config", {}).get("config_groups", {})
+    bits = next((group["weights"]["num_bits"] for group in groups.values()), None)
     weight_bytes, matrix_elements, head_elements, types = 0, 0, 0, {}
     for name, tensor in header.items():
         size = tensor["data_offsets"][1] - tensor["data_offsets"][0]
-        types[tensor["dtype"]] = types.get(tensor["dtype"], 0) + size
+        is_packed = name.endswith(".weight_packed")  # integers in words
+        dtype = f"I{bits}" if is_packed else tensor["dtype"]
+        types[dtype] = types.get(dtype, 0) + size
         if name == "model.embed_tokens.weight" and head != name:
             continue
         weight_bytes += size
-        if name.endswith(".weight") and len(tensor["shape"]) == 2:
+        if is_packed:
+            matrix_elements += size * 8 // bits
+        elif name.endswith(".weight") and len(tensor["shape"]) == 2:
             elements = tensor["shape"][0] * tensor["shape"][1]
             if name == head:
                 head_elements = elements

@@ -269,6 +269,9 @@ std::vector<ConvertedTensor> convert_model(const std::string& path, const std::s
   const bool with_tokenizer = options.tokenizer && has_tokenizer(checkpoint, to_gguf, note);
 
   std::vector<ConvertedTensor> tensors = plan_weights(checkpoint, {to_gguf, options.type});
+  if (is_layer_type(options.type) && !quantization_config_of(tensors))
+    note(fmt::format("warning: no layer is stored in {}: rows are no whole groups, or experts lie in one tensor",
+                     options.type));
   std::optional<NewDirectory> directory;
   if (!to_gguf) directory.emplace(out);
   const std::unique_ptr<io::WeightWriter> writer =

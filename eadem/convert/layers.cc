@@ -40,12 +40,18 @@ void encode_weighted(const TensorView& encoded, const TensorView& values, std::s
   floats->encode_weighted(encoded, values, importance, begin, end);
 }
 
-// Whether transformers has a linear layer of this name, which it would expect to be quantized as the others.
-bool is_linear(const std::string& tensor) {
-  constexpr std::string_view kEnds[] = {"_proj.weight", ".router.proj.weight", "per_layer_input_gate.weight",
-                                        "per_layer_projection.weight", "per_layer_model_projection.weight"};
-  return tensor == "lm_head.weight" ||
-         std::any_of(std::begin(kEnds), std::end(kEnds), [&](std::string_view end) { return tensor.ends_with(end); });
+// Whether the parameter is of a linear layer that is stored in fewer bits. A rounded indexer would choose other tokens;
+// pooled rows are few; and the groups of an attention's output are matrices that such a layer is not divided into.
+bool is_linear(std::string_view parameter) {
+  const auto is_of = [&](std::string_view module) { return parameter.find(module) != std::string_view::npos; };
+  return parameter.ends_with("_proj.weight") && !is_of(".indexer.") && !is_of(".compressor.") && !is_of(".o_a_proj.");
+}
+
+// Whether transformers may have a linear layer of the tensor's name, which it would expect to be quantized as the
+// others.
+bool may_be_linear(const ConvertedTensor& tensor) {
+  return tensor.shape.rank() == 2 && tensor.to.ends_with(".weight") &&
+         tensor.parameter.find("embed_") == std::string::npos;
 }
 
 }  // namespace
@@ -68,7 +74,7 @@ bool is_layer_type(std::string_view type_name) {
 }
 
 std::optional<WeightType> layer_type_of(std::string_view type_name, const std::string& parameter, int64_t columns) {
-  if (!parameter.ends_with("_proj.weight")) return std::nullopt;
+  if (!is_linear(parameter)) return std::nullopt;
   for (const LayerType& type : kLayerTypes) {
     if (type.name != type_name) continue;
     const Encoding* encoding = encoding_named(type.encoding);
@@ -78,6 +84,14 @@ std::optional<WeightType> layer_type_of(std::string_view type_name, const std::s
     return WeightType(DType::bf16, encoding);
   }
   return std::nullopt;
+}
+
+std::optional<WeightType> layer_type_of(std::string_view type_name, const ConvertedTensor& tensor) {
+  if (tensor.shape.rank() != 2 || !tensor.to.ends_with(".weight") || columns_are_outputs(tensor.recipe))
+    return std::nullopt;
+  const std::vector<std::string> parameters = tensor.recipe.names();
+  if (!std::all_of(parameters.begin(), parameters.end(), is_linear)) return std::nullopt;
+  return layer_type_of(type_name, tensor.parameter, tensor.shape[1]);
 }
 
 bool is_layer_encoding(const WeightType& type) {
@@ -103,7 +117,7 @@ std::optional<io::JsonValue> quantization_config_of(const std::vector<ConvertedT
   for (const ConvertedTensor& tensor : tensors) {
     if (is_layer_encoding(tensor.type))
       encoding = tensor.type.encoding;
-    else if (is_linear(tensor.to))
+    else if (may_be_linear(tensor))
       ignored.push_back(layer_of(tensor));
   }
   if (encoding == nullptr) return std::nullopt;

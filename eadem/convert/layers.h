@@ -25,6 +25,9 @@ std::vector<std::string> all_type_names();
 // no linear layer of the decoder, or its rows are not divisible into groups.
 std::optional<WeightType> layer_type_of(std::string_view type_name, const std::string& parameter, int64_t columns);
 
+// Likewise for a tensor of a directory. Matrices of several experts in one tensor, and transposed ones, stay plain.
+std::optional<WeightType> layer_type_of(std::string_view type_name, const ConvertedTensor& tensor);
+
 // Whether `type` is the stored type of one of layer_type_names().
 bool is_layer_encoding(const WeightType& type);
 

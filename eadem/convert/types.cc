@@ -124,7 +124,14 @@ std::vector<std::string> convert_type_names() {
   return names;
 }
 
-bool is_convolution(const std::string& parameter) { return parameter.find("conv1d.") != std::string::npos; }
+bool is_vector(const std::string& parameter) {
+  return parameter.ends_with("bias") || parameter.ends_with("norm.weight");
+}
+
+bool is_convolution(const std::string& parameter) {
+  return parameter.ends_with("conv1d.weight") || parameter.ends_with("_conv.weight") ||
+         parameter.ends_with(".conv.weight");
+}
 
 bool is_quantized_type(std::string_view type_name) {
   return find_mixture(type_name) != nullptr || BlockEncoding::find(type_name) != nullptr;
@@ -133,7 +140,8 @@ bool is_quantized_type(std::string_view type_name) {
 WeightType convert_type_of(std::string_view type_name, const models::ModelInfo& model, const std::string& parameter,
                            int64_t columns) {
   if (const auto dtype = dtype_from_name(type_name)) return *dtype;
-  if (is_router(parameter) || is_convolution(parameter) || makes_exponents(parameter)) return DType::f32;
+  if (is_vector(parameter) || is_router(parameter) || is_convolution(parameter) || makes_exponents(parameter))
+    return DType::f32;
   const Mixture* mixture = find_mixture(type_name);
   std::string_view name = mixture == nullptr ? type_name : mixed_type(*mixture, model, parameter);
   const BlockEncoding* encoding = BlockEncoding::find(name);

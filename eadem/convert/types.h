@@ -25,6 +25,9 @@ bool is_quantized_type(std::string_view type_name);
 WeightType convert_type_of(std::string_view type_name, const models::ModelInfo& model, const std::string& parameter,
                            int64_t columns);
 
+// Whether a parameter is a norm or a bias, also of several experts or groups, one in each row.
+bool is_vector(const std::string& parameter);
+
 // Whether a parameter is the weight of a short convolution, which no rows multiply: other programs read it in f32 only.
 bool is_convolution(const std::string& parameter);
 

@@ -114,6 +114,11 @@ int64_t stored_bytes(const WeightType& type, const Shape& shape) {
   return total;
 }
 
+bool columns_are_outputs(const models::WeightRecipe& recipe) {
+  using Kind = models::WeightRecipe::Kind;
+  return recipe.kind == Kind::transpose || (recipe.kind == Kind::concat && recipe.axis == 1);
+}
+
 WeightType most_common_type(const std::vector<ConvertedTensor>& tensors) {
   std::map<std::string_view, int64_t> bytes;
   WeightType best;
@@ -148,13 +153,12 @@ WeightType target_type(const ConvertedTensor& tensor, const models::ModelInfo& m
   if (type.encoding != nullptr && BlockEncoding::of(type.encoding) == nullptr) type = DType::f32;
   // Norms and biases are few bytes: they keep what they have, and are f32 in GGUF, where readers expect that, as they
   // do of convolutions and of numbers for each head, which are columns there.
-  const bool is_vector =
-      tensor.shape.rank() < 2 || (plan.target_gguf && (tensor.shape.back() == 1 || is_convolution(tensor.parameter)));
-  if (is_vector)
+  const bool is_kept = tensor.shape.rank() < 2 || is_vector(tensor.parameter) ||
+                       (plan.target_gguf && (tensor.shape.back() == 1 || is_convolution(tensor.parameter)));
+  if (is_kept)
     type = plan.target_gguf ? DType::f32 : tensor.before;
   else if (is_layer_type(plan.type))
-    type = layer_type_of(plan.type, tensor.to, tensor.shape.back())
-               .value_or(type.encoding == nullptr ? type : DType::bf16);
+    type = layer_type_of(plan.type, tensor).value_or(type.encoding == nullptr ? type : DType::bf16);
   else if (plan.type != "as-is")
     type = chosen_type(plan.type, model, tensor.recipe.names(), tensor.shape.back());
   return type.dtype == DType::f64 ? DType::f32 : type;
@@ -218,7 +222,7 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
     const Tensor source = models::evaluate(tensor.recipe, read, checkpoint.weights->path());
     const bool unchanged = tensor.type == tensor.before;
     std::vector<float> importance;
-    if (calibration != nullptr && tensor.shape.rank() == 2 && !unchanged)
+    if (calibration != nullptr && tensor.shape.rank() == 2 && !columns_are_outputs(tensor.recipe) && !unchanged)
       importance = calibration->importance(tensor.parameter);
     EADEM_CHECK(importance.empty() || std::ssize(importance) == tensor.shape.back(), "{} importances of '{}' {}",
                 importance.size(), tensor.from, to_string(tensor.shape));

@@ -61,6 +61,10 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
                      const engine::Calibration* calibration, ThreadPool& pool, io::WeightWriter& writer,
                      const std::function<void(int64_t done, int64_t total, const std::string& name)>& progress);
 
+// Whether a matrix is transposed, or parts of it are side by side that are (GPT-2's): its columns are a layer's
+// outputs.
+bool columns_are_outputs(const models::WeightRecipe& recipe);
+
 // The type that most bytes of the matrices have.
 WeightType most_common_type(const std::vector<ConvertedTensor>& tensors);
 

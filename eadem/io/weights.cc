@@ -11,6 +11,7 @@
 #include "eadem/io/files/mapped_file.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/gguf_parts.h"
+#include "eadem/io/json.h"
 #include "eadem/io/safetensors.h"
 #include "eadem/io/text.h"
 #include "eadem/io/weights_internal.h"
@@ -43,7 +44,9 @@ Tensor WeightSource::get(std::string_view name) const {
     const bool has_scales = info.type_name == "I8" || info.type_name.starts_with("F8_");
     throw Unsupported(
         "{}: tensor {} {} has type {}, which {}", path_, quote(name), to_string(info.shape), info.type_name,
-        has_scales ? "means something with scales only, where a quantization_config says which" : "cannot be read yet");
+        has_scales
+            ? "is read as the matrix 'X.weight' of a layer X only, with scales, where a quantization_config says which"
+            : "cannot be read yet");
   }
   return load(static_cast<size_t>(&info - tensors_.data()));
 }
@@ -122,6 +125,17 @@ namespace {
 constexpr std::string_view kWhatOpens =
     "expected a model directory, a .safetensors file, a model.safetensors.index.json or a .gguf file";
 
+// Whether an index names this one file, and no other.
+bool is_index_of(const std::string& index_path, std::string_view file) {
+  const JsonReader index = JsonReader::read(index_path);
+  const JsonValue* weight_map = index.raw("weight_map");
+  if (weight_map == nullptr || !weight_map->is_object()) return false;
+  const auto& members = weight_map->as_object();
+  return std::all_of(members.begin(), members.end(), [&](const JsonMember& member) {
+    return member.value.is_string() && member.value.as_string() == file;
+  });
+}
+
 std::shared_ptr<const WeightSource> open_directory(const std::string& path) {
   namespace fs = std::filesystem;
   const std::string single = (fs::path(path) / "model.safetensors").string();
@@ -129,7 +143,8 @@ std::shared_ptr<const WeightSource> open_directory(const std::string& path) {
   std::error_code ignored;
   const bool has_single = fs::exists(single, ignored);
   const bool has_index = fs::exists(index, ignored);
-  if (has_single && has_index)
+  // Some programs write an index of the one file.
+  if (has_single && has_index && !is_index_of(index, "model.safetensors"))
     throw DataCorrupted("{} holds both model.safetensors and model.safetensors.index.json; name the one to open", path);
   if (has_single) return open_weights(single);
   if (has_index) return open_sharded_safetensors(index);

@@ -39,15 +39,32 @@ def zero_model(folder, layers, hidden, ffn, heads, kv_heads, head_dim, vocab, ti
                             "mlp.gate_proj": [ffn, hidden], "mlp.up_proj": [ffn, hidden],
                             "mlp.down_proj": [hidden, ffn]}.items():
             shapes[f"model.layers.{layer}.{name}.weight"] = shape
+    folder.mkdir()
+    write_zeros(folder, config, shapes)
+
+
+def write_zeros(folder, config, shapes):
     header, end = {}, 0
     for name, shape in shapes.items():
         size = 4 * math.prod(shape)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()
-    folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+
+
+def gpt2_model(folder, hidden, vocab):
+    """A GPT-2 model of zeros of one layer."""
+    config = {"model_type": "gpt2", "n_embd": hidden, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": vocab,
+              "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "torch_dtype": "float32"}
+    shapes = {"transformer.wte.weight": [vocab, hidden], "transformer.wpe.weight": [64, hidden]}
+    for name, shape in {"attn.c_attn": [hidden, 3 * hidden], "attn.c_proj": [hidden, hidden],
+                        "mlp.c_fc": [hidden, 4 * hidden], "mlp.c_proj": [4 * hidden, hidden]}.items():
+        shapes |= {f"transformer.h.0.{name}.weight": shape, f"transformer.h.0.{name}.bias": shape[1:]}
+    for name in ("h.0.ln_1", "h.0.ln_2", "ln_f"):
+        shapes |= {f"transformer.{name}.weight": [hidden], f"transformer.{name}.bias": [hidden]}
+    write_zeros(folder, config, shapes)
 
 
 class Convert(ProgramTest):
@@ -286,6 +303,57 @@ class Convert(ProgramTest):
         text = self.done("run", gguf, "-p", "", "-n", "40", "--temperature", "0", "--quiet").out
         self.assertTrue(text.startswith(expected), text)
         self.refused(2, ["--type int8", "for directories"], "convert", STORIES, self.folder / "a.gguf", "--type", "int8")
+
+    # Layers are those of the model, whatever they are called in files. Matrices that stay plain are named: other programs
+    # would look for their scales.
+    def test_layers_of_other_names(self):
+        for name, plain in (("mixtral", "model.layers.0.block_sparse_moe.gate"), ("lfm2", "lm_head"),
+                            ("gpt_neox", "embed_out"), ("deepseek_v4", "model.layers.0.ffn.gate")):
+            with self.subTest(name):
+                out = self.folder / name
+                result = json.loads(self.done("convert", GOLDEN / name, out, "--type", "fp8", "--json").out)
+                matrices = {t["name"]: t["type"] for t in result["tensors"] if t["name"].endswith(".weight") and
+                            len(safetensors(GOLDEN / name / "model.safetensors")[t["name"]][1]) == 2}
+                left = {key for key, encoding in matrices.items() if encoding != "fp8_e4m3_channel"}
+                ignored = json.loads((out / "config.json").read_text())["quantization_config"]["ignore"]
+                self.assertEqual({key for key in left if "embed_tokens" not in key and "embed_in" not in key},
+                                 {f"{layer}.weight" for layer in ignored})
+                self.assertTrue(plain in ignored or plain == "lm_head", ignored)
+                for key in left:
+                    self.assertRegex(key, r"embed|lm_head|head\.weight|gate\.weight|compressor|indexer|wo_a")
+                self.done("explain", out)
+        # Of transposed matrices, columns are outputs, which no text weighs.
+        out = self.folder / "gpt2"
+        self.assertIn("no layer is stored in int8",
+                      self.done("convert", GOLDEN / "gpt2", out, "--type", "int8").err)
+        self.assertNotIn("quantization_config", json.loads((out / "config.json").read_text()))
+        source, gguf, text = self.folder / "zeros", self.folder / "zeros.gguf", self.folder / "text.txt"
+        shutil.copytree(STORIES, source, ignore=shutil.ignore_patterns("*.safetensors", "generation_config.json"))
+        config = json.loads((source / "config.json").read_text())
+        gpt2_model(source, 32, config["vocab_size"])
+        text.write_text((STORIES / "greedy.txt").read_text())
+        self.done("convert", source, gguf, "--type", "q8_0")
+        self.done("convert", gguf, self.folder / "calibrated", "--type", "int8", "--calibrate", text)
+
+    # Of experts and groups, norms and biases are rows; other programs read them, and convolutions, in f32.
+    def test_vectors_are_not_rounded(self):
+        for name, parts in (("gpt_oss_mxfp4", ("ffn_gate_exps.bias", "ffn_down_exps.bias")), ("lfm2", ("shortconv.conv.weight",)),
+                            ("granitemoehybrid", ("ssm_conv1d.weight", "ssm_norm.weight")),
+                            ("nemotron_h_usual", ("ssm_conv1d.weight", "ssm_norm.weight"))):
+            for kind in ("q8_0", "bf16"):
+                with self.subTest(name, kind=kind):
+                    out = self.folder / f"{name}-{kind}.gguf"
+                    result = json.loads(self.done("convert", GOLDEN / name, out, "--type", kind, "--json").out)
+                    types = {tensor["name"]: tensor["type"] for tensor in result["tensors"]}
+                    for part in parts:
+                        found = [encoding for key, encoding in types.items() if key.endswith(part)]
+                        self.assertEqual(set(found), {"f32"}, part)
+        out = self.folder / "gpt_oss"
+        result = json.loads(self.done("convert", GOLDEN / "gpt_oss", out, "--type", "bf16", "--json").out)
+        biases = [tensor for tensor in result["tensors"] if tensor["name"].endswith("bias")]
+        self.assertTrue(biases)
+        for tensor in biases:
+            self.assertEqual((tensor["type"], tensor["largest_error"]), ("f32", 0), tensor)
 
     def test_calibration(self):
         text = self.folder / "text.txt"

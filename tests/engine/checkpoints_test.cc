@@ -51,8 +51,8 @@ const std::vector<const char*> kIntegers = {
     "gptq",       "gptq_zeros",      "gptq_mislabelled", "gptq_desc_act", "gptq_v2_int8", "gptq_qwen2",
     "awq",        "packed_zeros",    "packed_row",       "packed_order",  "packed_int8",  "int8_row",
     "int8_zeros", "deepseek_v4_fp4", "mixed_formats",    "mixed_bits"};
-const std::vector<const char*> kFloats = {"float8_tensor", "float8_row",      "float8_block",      "fp8_block",
-                                          "fp8_e5m2",      "deepseek_v4_fp8", "deepseek_v32_ue8m0"};
+const std::vector<const char*> kFloats = {"float8_tensor", "float8_row",     "float8_block",    "fp8_block",
+                                          "fp8_e5m2",      "float8_experts", "deepseek_v4_fp8", "deepseek_v32_ue8m0"};
 
 class IntegerCheckpoint : public Checkpoint {};
 class FloatCheckpoint : public Checkpoint {};

@@ -122,6 +122,8 @@ TEST_F(OpenWeights, Directories) {
   EXPECT_EQ(open_weights(scratch_.path())->path(), scratch_.file("model.safetensors.index.json"));
   write_model("model.safetensors");
   expect_error<DataCorrupted>([&] { open_weights(scratch_.path()); }, {"both model.safetensors and"});
+  write_index("model.safetensors.index.json", "model.safetensors");
+  EXPECT_EQ(open_weights(scratch_.path())->path(), scratch_.file("model.safetensors"));
   std::filesystem::remove(scratch_.file("model.safetensors.index.json"));
   EXPECT_EQ(open_weights(scratch_.path())->path(), scratch_.file("model.safetensors"));
 }

@@ -22,8 +22,11 @@ const Fp8Format& fp8_format(const Encoding& encoding) {
   return floats->format();
 }
 
-// 8 codes of 4 bits in a word, the first in its lowest bits, are bytes in the order of GroupEncoding's.
-Shape packed_shape(const Shape& shape) { return {shape[0], (shape[1] + 7) / 8}; }
+// Codes of 4 or 8 bits in words, the first in its lowest bits, are bytes in the order of GroupEncoding's.
+Shape packed_shape(const GroupFormat& format, const Shape& shape) {
+  const int64_t per_word = 32 / format.bits;
+  return {shape[0], (shape[1] + per_word - 1) / per_word};
+}
 
 // A part of `owner` as a tensor.
 Tensor part_of(const Tensor& owner, void* data, DType dtype, const Shape& shape) {
@@ -42,10 +45,8 @@ std::vector<TensorHeader> layer_headers(const std::string& name, const Encoding&
   EADEM_CHECK(can_write_layer(encoding), "{} is not written by layers", encoding.name());
   const Shape scales = encoding.planes(shape)[1].shape;
   if (const GroupFormat* format = group_format(encoding)) {
-    const TensorHeader scale{name + ".weight_scale", format->scale, scales};
-    if (format->bits == 8) return {{name + ".weight", DType::u8, shape, "I8"}, scale};
-    return {{name + ".weight_packed", DType::i32, packed_shape(shape)},
-            scale,
+    return {{name + ".weight_packed", DType::i32, packed_shape(*format, shape)},
+            {name + ".weight_scale", format->scale, scales},
             {name + ".weight_shape", DType::i64, Shape{2}}};
   }
   const Fp8Format& format = fp8_format(encoding);
@@ -62,15 +63,10 @@ std::vector<Tensor> layer_values(const Tensor& encoded) {
   const GroupFormat* format = group_format(*view.encoding);
   if (format == nullptr) {
     result[0] = part_of(encoded, view.plane(0), DType::u8, view.shape);
-  } else if (format->bits == 8) {
-    result[0] = Tensor::on_host(DType::u8, view.shape);
-    const auto* codes = static_cast<const uint8_t*>(view.plane(0));
-    auto* bytes = result[0].view.as<uint8_t>();
-    for (int64_t i = 0; i < view.num_elements(); ++i) bytes[i] = codes[i] ^ 0x80;
   } else {
-    const Shape words = packed_shape(view.shape);
+    const Shape words = packed_shape(*format, view.shape);
     result[0] = Tensor::on_host(DType::i32, words);
-    const int64_t row_bytes = view.shape[1] / 2;
+    const int64_t row_bytes = view.shape[1] * format->bits / 8;
     auto* rows = static_cast<uint8_t*>(result[0].view.data);
     std::fill(rows, rows + result[0].view.size_bytes(), uint8_t{0});
     for (int64_t o = 0; o < view.shape[0]; ++o)
@@ -106,9 +102,7 @@ JsonValue quantization_config_of(const Encoding& encoding, const std::vector<std
   scheme.set("targets", JsonValue::array().push_back("Linear")).set("weights", std::move(weights));
   scheme.set("input_activations", nullptr).set("output_activations", nullptr);
   return config.set("quant_method", "compressed-tensors")
-      .set("format", format == nullptr   ? "float-quantized"
-                     : format->bits == 4 ? "pack-quantized"
-                                         : "int-quantized")
+      .set("format", format == nullptr ? "float-quantized" : "pack-quantized")
       .set("quantization_status", "compressed")
       .set("config_groups", JsonValue::object().set("group_0", std::move(scheme)))
       .set("ignore", std::move(names))

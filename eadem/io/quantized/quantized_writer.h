@@ -3,10 +3,10 @@
 // Writing layers that are quantized: the tensors that a layer in an encoding is in a safetensors checkpoint, and the
 // quantization_config that says so. The layouts are those of quantized_layouts.h:
 //
-//   int4 in groups or rows   compressed-tensors pack-quantized
-//   int8 in groups or rows   compressed-tensors int-quantized
-//   e4m3 per tensor or row   compressed-tensors float-quantized
-//   e4m3 in blocks of 128    fp8 with weight_block_size, as DeepSeek and Qwen publish
+//   int4, int8 in groups or rows   compressed-tensors pack-quantized (as int-quantized it is not read by programs that
+//                                  quantize no activations, nor experts by transformers)
+//   e4m3 per tensor or row         compressed-tensors float-quantized
+//   e4m3 in blocks of 128          fp8 with weight_block_size, as DeepSeek and Qwen publish
 //
 // Encodings with zero points or an order of columns, and e5m2, are not written.
 #pragma once

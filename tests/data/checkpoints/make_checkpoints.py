@@ -295,6 +295,9 @@ CHECKPOINTS = {
         strategy="tensor")),
     "float8_row": ("llama", torch.bfloat16, {}, compressed(
         "float-quantized", num_bits=8, type="float", symmetric=True, strategy="channel")),
+    # Llama 4's experts, in one tensor where they are plain, are published as a matrix each.
+    "float8_experts": ("llama4_text", torch.bfloat16, dict(num_local_experts=3, interleave_moe_layer_step=1), compressed(
+        "float-quantized", num_bits=8, type="float", symmetric=True, strategy="channel")),
     "float8_block": ("llama", torch.bfloat16, dict(intermediate_size=136), compressed(
         "float-quantized", num_bits=8, type="float", symmetric=True, strategy="block", block_structure=[128, 128])),
     # A name before a pattern, the first pattern in the order of their texts, and a class after both.
@@ -315,6 +318,24 @@ CHECKPOINTS = {
 }
 
 
+make_goldens.FAMILIES = {name: {"type": row[0]} for name, row in CHECKPOINTS.items()}  # whose passes are in f64
+
+
+def layers_of_experts(layer, name, values):
+    """The layers that columns of [experts, in, out] are: of gate and up, or of down."""
+    tensors, means = {}, torch.empty(values.shape, dtype=torch.float64)
+    module, matrices = name.rsplit(".", 1)
+    halves = ["gate_proj", "up_proj"] if matrices == "gate_up_proj" else [matrices]
+    for expert, value in enumerate(values):
+        decoded = []
+        for half, matrix in zip(halves, value.T.chunk(len(halves))):
+            parts, mean = layer(f"{module}.{expert}.{half}", matrix.contiguous())
+            tensors |= parts
+            decoded.append(mean)
+        means[expert] = torch.cat(decoded).T
+    return tensors, means
+
+
 def write_checkpoint(name, model_type, dtype, sizes, config_and_layer):
     quantization, layer = config_and_layer
     folder = HERE / name
@@ -330,6 +351,9 @@ def write_checkpoint(name, model_type, dtype, sizes, config_and_layer):
                 parts, means = layer(base, value)
                 tensors |= {k: v for k, v in parts.items() if k not in shapes or k == key}
                 weights[key] = means
+            elif ".experts." in key:
+                parts, weights[key] = layers_of_experts(layer, key, value)
+                tensors |= parts
             else:
                 tensors[key] = value.to(dtype)
                 weights[key] = tensors[key].double()

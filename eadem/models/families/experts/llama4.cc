@@ -208,7 +208,8 @@ DecoderSpec llama4_decoder(const ModelConfig& config) {
   return spec;
 }
 
-// Experts are [experts, hidden, 2 ffn], the halves being gate and up, and [experts, ffn, hidden].
+// Experts are [experts, hidden, 2 ffn], the halves being gate and up, and [experts, ffn, hidden]; quantized ones are
+// published as a matrix each.
 std::vector<WeightRecipe> llama4_recipes(const ModelConfig& config, const ParameterInfo& parameter,
                                          CheckpointFormat format) {
   constexpr std::string_view kExperts = ".mlp.experts.";
@@ -216,9 +217,10 @@ std::vector<WeightRecipe> llama4_recipes(const ModelConfig& config, const Parame
   if (format == CheckpointFormat::gguf || at == std::string::npos) return {};
   const std::string experts = parameter.name.substr(0, at) + ".feed_forward.experts.";
   const std::string_view part = std::string_view(parameter.name).substr(at + kExperts.size());
-  if (part.starts_with("down_proj")) return {WeightRecipe::transpose(WeightRecipe::name(experts + "down_proj"))};
+  const WeightRecipe each = expert_recipes(config, parameter, format, {.module = "feed_forward"}).front();
+  if (part.starts_with("down_proj")) return {WeightRecipe::transpose(WeightRecipe::name(experts + "down_proj")), each};
   const int64_t ffn = config.moe_intermediate_size, begin = part.starts_with("up_proj") ? ffn : 0;
-  return {WeightRecipe::transpose(WeightRecipe::slice(experts + "gate_up_proj", 2, begin, ffn, 2 * ffn))};
+  return {WeightRecipe::transpose(WeightRecipe::slice(experts + "gate_up_proj", 2, begin, ffn, 2 * ffn)), each};
 }
 
 }  // namespace
