@@ -255,12 +255,14 @@ bool Replacer::apply(std::string& text, TextWork& work) const {
 
 Normalizer::Normalizer(const std::vector<NormalizerStep>& steps, const std::string& source) : source_(source) {
   for (const NormalizerStep& spec : steps) {
-    Step step{spec, nullptr, nullptr};
+    Step step{spec, nullptr, nullptr, nullptr};
     if (spec.kind == NormalizerStep::Kind::kReplace) {
       step.replacer = std::make_unique<Replacer>(spec.pattern, spec.content, source + ": normalizer");
     }
     if (spec.kind == NormalizerStep::Kind::kPrecompiled)
       step.map = std::make_unique<const PrecompiledMap>(spec.content, source);
+    if (spec.kind == NormalizerStep::Kind::kSentencePiece)
+      step.sentencepiece = std::make_unique<const SentencePieceNormalizer>(spec, source);
     steps_.push_back(std::move(step));
   }
 }
@@ -289,6 +291,7 @@ bool Normalizer::apply(std::string& text, TextWork& work) const {
       case NormalizerStep::Kind::kPrecompiled:
         step.spec.longest ? step.map->apply_longest(text, work) : step.map->apply_graphemes(text, work);
         break;
+      case NormalizerStep::Kind::kSentencePiece: step.sentencepiece->apply(text, work); break;
     }
     check_growth(text.size(), work, source_ + ": normalizer");
   }

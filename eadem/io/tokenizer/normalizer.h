@@ -11,6 +11,7 @@
 #include "eadem/io/tokenizer/files/spec.h"
 #include "eadem/io/tokenizer/precompiled_map.h"
 #include "eadem/io/tokenizer/regex.h"
+#include "eadem/io/tokenizer/sentencepiece_normalizer.h"
 #include "eadem/io/tokenizer/text_work.h"
 
 namespace eadem::io {
@@ -48,6 +49,7 @@ class Normalizer {
     NormalizerStep spec;
     std::unique_ptr<Replacer> replacer;
     std::unique_ptr<const PrecompiledMap> map;
+    std::unique_ptr<const SentencePieceNormalizer> sentencepiece;
   };
   std::string source_;
   std::vector<Step> steps_;

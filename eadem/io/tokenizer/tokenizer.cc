@@ -62,7 +62,7 @@ AddedTokenMatcher make_matcher(const TokenizerSpec& spec, const Normalizer& norm
   for (const AddedToken& token : spec.added_tokens) {
     if (token.normalized != normalized) continue;
     std::string pattern = token.content;
-    if (normalized) {
+    if (normalized && !spec.added_tokens_are_normal) {
       TextWork work(pattern.size());
       normalizer.apply(pattern, work);
     }
@@ -114,7 +114,7 @@ struct Tokenizer::Impl {
       Token& token = tokens[static_cast<size_t>(added.id)];
       token.special |= added.special;
       token.is_text = spec.added_tokens_are_text;
-      if (!added.normalized || token.is_text) continue;
+      if (!added.normalized || token.is_text || spec.added_tokens_are_normal) continue;
       TextWork work(added.content.size(), cancel);
       std::string form = normalize(added.content, work);
       token.has_normal_form = form != added.content;
