@@ -72,7 +72,7 @@ TEST(Models, OfSentencePieceEqualThePackage) {
     EXPECT_EQ(tokenizer.eos(), id("eos"));
     EXPECT_EQ(tokenizer.pad(), id("pad"));
     // BPE models are Llama's and its kin's, whose class puts BOS before a text.
-    EXPECT_EQ(tokenizer.prefix_ids().size(), file == "spm_bpe.model" ? 1u : 0u);
+    EXPECT_EQ(tokenizer.prefix_ids().size(), file.starts_with("spm_bpe") ? 1u : 0u);
   }
 }
 

@@ -203,6 +203,9 @@ TEST(Regex, OnigurumaMeaning) {
             (V{"\xC2\x85"}));  // U+0085 but not U+180E
   EXPECT_EQ(matches("[^\\s]+", "a \xE1\xA0\x8E"), (V{"a", "\xE1\xA0\x8E"}));
   EXPECT_EQ(matches("\\w+", "e\xCC\x81_\xC2\xBD-"), (V{"e\xCC\x81_\xC2\xBD"}));
+  // One half and squared are of \w outside of a class alone, the circled 1 never.
+  EXPECT_EQ(matches("[\\w]+|\\W", "a\xC2\xBD\xC2\xB2\xE2\x91\xA0"), (V{"a", "\xE2\x91\xA0"}));
+  EXPECT_EQ(matches("\\w+", "a\xC2\xBD\xC2\xB2\xE2\x91\xA0"), (V{"a\xC2\xBD\xC2\xB2"}));
   EXPECT_EQ(matches("^a", "a\na"), (V{"a", "a"}));
   EXPECT_EQ(matches("x*", "axxb"), (V{"", "xx", ""}));  // an empty match is none where the last one ended
   EXPECT_EQ(matches("(?=b)", "abab"), (V{"", ""}));
@@ -212,8 +215,9 @@ TEST(Regex, OnigurumaMeaning) {
 }
 
 TEST(Regex, RefusesWhatItCannotProveEqual) {
-  for (const char* pattern : {"\\h+", "[\\b]", "[\\W]", "\\Kx", "[[:alpha:]]", "[a[b]]", "[a&&b]", "x{2}+", "(?m:x)",
-                              "(?<n>x)", "(?R)", "\\1", "[]a]", "(*UTF)x", "\\X"}) {
+  for (const char* pattern :
+       {"\\h+", "[\\b]", "[\\W]", "\\Kx", "[[:alpha:]]", "[a[b]]", "[a&&b]", "x{2}+", "(?m:x)", "(?<n>x)", "(?R)",
+        "\\1", "[]a]", "(*UTF)x", "\\X", "(?i:mass)", "(?i:(?:x|Fi))", "(?i:\xC3\x9F)"}) {
     EXPECT_THROW(Regex(pattern, "test"), Unsupported) << pattern;
   }
   for (const char* pattern : {"(", "[a", "a\\", "*"}) EXPECT_THROW(Regex(pattern, "test"), DataCorrupted) << pattern;

@@ -3,9 +3,11 @@
 // The filters: names that may stand after `|`.
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <optional>
 
 #include "eadem/io/template/library.h"
 #include "eadem/io/template/text_functions.h"
@@ -141,24 +143,60 @@ Value filter_from_json(Runtime&, const Value&, const CallArgs&) {
 
 // --- numbers
 
+// A number as Python reads it, where underscores may stand between digits; null for what is none.
+std::optional<std::string> without_underscores(std::string_view text) {
+  std::string digits;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto is_digit = [&](size_t at) {
+      return at < text.size() && std::isalnum(static_cast<unsigned char>(text[at]));
+    };
+    if (text[i] != '_')
+      digits += text[i];
+    else if (i == 0 || !is_digit(i - 1) || !is_digit(i + 1))
+      return std::nullopt;
+  }
+  return digits;
+}
+
+std::optional<double> python_float(std::string_view text) {
+  const auto digits = without_underscores(text);
+  // C also reads hexadecimal numbers and nan(...).
+  if (!digits || digits->empty() || digits->find_first_of("xX(") != std::string::npos) return std::nullopt;
+  char* stop = nullptr;
+  const double number = std::strtod(digits->c_str(), &stop);
+  return stop == digits->c_str() + digits->size() ? std::optional(number) : std::nullopt;
+}
+
+// In the given base; 0 is the one that a prefix such as 0x names.
+std::optional<int64_t> python_int(std::string_view text, int64_t base) {
+  const bool negative = text.starts_with('-');
+  if (negative || text.starts_with('+')) text.remove_prefix(1);
+  for (const auto& [letter, named] : {std::pair('x', 16), {'o', 8}, {'b', 2}}) {
+    if (text.size() < 3 || text[0] != '0' || (text[1] | 0x20) != letter || (base != 0 && base != named)) continue;
+    base = named;
+    text.remove_prefix(text[2] == '_' ? 3 : 2);
+    break;
+  }
+  if (base == 0) base = 10;
+  auto digits = without_underscores(text);
+  if (!digits || digits->empty() || (*digits)[0] == '-' || base < 2 || base > 36) return std::nullopt;
+  if (negative) digits->insert(0, "-");
+  int64_t integer = 0;
+  const auto [last, error] =
+      std::from_chars(digits->data(), digits->data() + digits->size(), integer, static_cast<int>(base));
+  return error == std::errc() && last == digits->data() + digits->size() ? std::optional(integer) : std::nullopt;
+}
+
 Value filter_int(Runtime& rt, const Value& value, const CallArgs& args) {
   const Bound bound("int", args, {"default", "base"});
   const Value otherwise = bound[0] == nullptr ? Value(int64_t{0}) : *bound[0];
   if (const int64_t* integer = as_integer(value)) return *integer;
   double number = NAN;
   if (const Text* text = value.text()) {
-    std::string digits(strip_text(*text, nullptr, true, true).bytes());
+    const std::string digits(strip_text(*text, nullptr, true, true).bytes());
     rt.heap.charge(digits.size());
-    std::erase(digits, '_');
-    const bool plus = !digits.empty() && digits[0] == '+';
-    int64_t integer = 0;
-    const char *begin = digits.data() + plus, *end = digits.data() + digits.size();
-    const auto [last, error] =
-        std::from_chars(begin, end, integer, static_cast<int>(std::clamp<int64_t>(bound.integer(1, 10), 2, 36)));
-    if (error == std::errc() && last == end) return integer;
-    char* stop = nullptr;
-    number = std::strtod(digits.c_str(), &stop);
-    if (digits.empty() || *stop != '\0') return otherwise;
+    if (const auto integer = python_int(digits, bound.integer(1, 10))) return *integer;
+    number = python_float(digits).value_or(NAN);
   } else if (is_number(value)) {
     number = as_double(value);
   }
@@ -173,9 +211,7 @@ Value filter_float(Runtime& rt, const Value& value, const CallArgs& args) {
   if (const Text* text = value.text()) {
     const std::string digits(strip_text(*text, nullptr, true, true).bytes());
     rt.heap.charge(digits.size());
-    char* stop = nullptr;
-    const double number = std::strtod(digits.c_str(), &stop);
-    if (!digits.empty() && *stop == '\0' && digits.find_first_of("xX") == std::string::npos) return number;
+    if (const auto number = python_float(digits)) return *number;
   }
   return bound[0] == nullptr ? Value(0.0) : *bound[0];
 }
@@ -242,7 +278,7 @@ std::vector<Value> sort_keys(Runtime& rt, const std::vector<Value>& items, const
     if (!given(attribute)) {
       keys.push_back(fold_case(rt, item, case_sensitive));
     } else if (many && attribute->text() == nullptr) {
-      keys.emplace_back(rt.heap.list({attribute_of(rt, item, *attribute)}));
+      keys.emplace_back(rt.heap.list({fold_case(rt, attribute_of(rt, item, *attribute), case_sensitive)}));
     } else if (many) {
       std::vector<Value> parts;
       for (const TextRange part : split_at(attribute->text()->bytes(), ",", -1, false)) {

@@ -3,6 +3,7 @@
 // Methods of str, dict and list.
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "eadem/io/template/library.h"
 #include "eadem/io/template/python_text.h"
@@ -83,16 +84,40 @@ Value capitalize(Runtime& rt, const Value& self, const CallArgs& args) {
   return result(rt, self, capitalize_text(text_of(self)));
 }
 
+// What the arguments `at` and `at + 1` bound, as a slice does in code points; null where it begins behind its end.
+std::optional<TextRange> bounded(Runtime& rt, const Bound& bound, size_t at, std::string_view text) {
+  const auto given = [&](size_t i) { return bound[i] != nullptr && !bound[i]->is<None>(); };
+  if (!given(at) && !given(at + 1)) return TextRange{0, text.size()};
+  rt.heap.charge(text.size());
+  const auto length = static_cast<int64_t>(count_code_points(text));
+  const auto place = [&](size_t i, int64_t otherwise) {
+    const int64_t value = given(i) ? bound.integer(i, 0) : otherwise;
+    return value < 0 ? std::max<int64_t>(value + length, 0) : value;
+  };
+  const int64_t begin = place(at, 0), end = std::min(place(at + 1, length), length);
+  if (begin > end) return std::nullopt;
+  TextRange range{0, 0};
+  for (int64_t i = 0; i < end; ++i) {
+    range.end = code_point_at(text, range.end).end;
+    if (i + 1 == begin) range.begin = range.end;
+  }
+  return range;
+}
+
 // startswith and endswith; the argument may be a tuple of texts.
 template <bool kAtEnd>
 Value has_affix(Runtime& rt, const Value& self, const CallArgs& args) {
-  const Bound bound(kAtEnd ? "endswith" : "startswith", args, {"affix"}, 1);
-  const std::string& text = text_of(self).bytes();
+  const Bound bound(kAtEnd ? "endswith" : "startswith", args, {"affix", "start", "end"}, 1);
+  const auto range = bounded(rt, bound, 1, text_of(self).bytes());
+  const std::string_view text =
+      range ? std::string_view(text_of(self).bytes()).substr(range->begin, range->end - range->begin)
+            : std::string_view();
   const auto matches = [&](const Value& affix) {
     if (affix.text() == nullptr) throw RenderError("startswith and endswith need a str, not {}", type_name(affix));
     const std::string& part = affix.text()->bytes();
     rt.heap.charge(part.size());
-    return part.size() <= text.size() && text.compare(kAtEnd ? text.size() - part.size() : 0, part.size(), part) == 0;
+    return range && part.size() <= text.size() &&
+           text.compare(kAtEnd ? text.size() - part.size() : 0, part.size(), part) == 0;
   };
   if (const List* list = bound[0]->list(); list != nullptr && list->kind == ListKind::tuple) {
     return std::any_of(list->items.begin(), list->items.end(), matches);
@@ -114,21 +139,29 @@ Value remove_affix(Runtime& rt, const Value& self, const CallArgs& args) {
 // find, rfind, index and rindex, in code points.
 template <bool kFromRight, bool kRequired>
 Value find_part(Runtime& rt, const Value& self, const CallArgs& args) {
-  const Bound bound("find", args, {"sub"}, 1);
-  const std::string& text = text_of(self).bytes();
+  const Bound bound("find", args, {"sub", "start", "end"}, 1);
+  const std::string_view text = text_of(self).bytes();
   rt.heap.charge(text.size());
-  const size_t at = kFromRight ? text.rfind(bound.text(0).bytes()) : text.find(bound.text(0).bytes());
+  const std::string& part = bound.text(0).bytes();
+  size_t at = std::string::npos;
+  if (const auto range = bounded(rt, bound, 1, text)) {
+    const std::string_view inside = text.substr(range->begin, range->end - range->begin);
+    at = kFromRight ? inside.rfind(part) : inside.find(part);
+    if (at != std::string::npos) at += range->begin;
+  }
   if (at == std::string::npos) {
     if (kRequired) throw RenderError("substring not found");
     return int64_t{-1};
   }
-  return static_cast<int64_t>(count_code_points(std::string_view(text).substr(0, at)));
+  return static_cast<int64_t>(count_code_points(text.substr(0, at)));
 }
 
 Value count_part(Runtime& rt, const Value& self, const CallArgs& args) {
-  const Bound bound("count", args, {"sub"}, 1);
+  const Bound bound("count", args, {"sub", "start", "end"}, 1);
   const std::string& part = bound.text(0).bytes();
-  const std::string& text = text_of(self).bytes();
+  const auto range = bounded(rt, bound, 1, text_of(self).bytes());
+  if (!range) return int64_t{0};
+  const std::string_view text = std::string_view(text_of(self).bytes()).substr(range->begin, range->end - range->begin);
   rt.heap.charge(text.size());
   if (part.empty()) return static_cast<int64_t>(count_code_points(text) + 1);
   return static_cast<int64_t>(split_at(text, part, -1, false).size() - 1);

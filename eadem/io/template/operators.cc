@@ -64,10 +64,19 @@ Value float_arithmetic(char op, double a, double b) {
     case '-': return a - b;
     case '*': return a * b;
     case '/': return a / b;
-    case 'f': return std::floor(a / b);
+    case 'f':
     case '%': {
-      const double rest = std::fmod(a, b);
-      return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+      // As in Python, the quotient is that of what divides without rest.
+      double rest = std::fmod(a, b);
+      double quotient = (a - rest) / b;
+      if (rest != 0 && (rest < 0) != (b < 0)) {
+        rest += b;
+        quotient -= 1;
+      }
+      if (op == '%') return rest == 0 ? std::copysign(0.0, b) : rest;
+      if (quotient == 0) return std::copysign(0.0, a / b);
+      const double floor = std::floor(quotient);
+      return quotient - floor > 0.5 ? floor + 1 : floor;
     }
     default: return std::pow(a, b);
   }

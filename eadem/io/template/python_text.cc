@@ -88,6 +88,16 @@ std::string to_upper(std::string_view text) {
   });
 }
 
+std::string to_title(std::string_view text) {
+  return map_case(text, [](std::string& out, char32_t c) {
+    if (c == 0xDF) {
+      out += "Ss";
+    } else {
+      append_utf8(out, static_cast<char32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(c))));
+    }
+  });
+}
+
 std::string to_lower(std::string_view text) {
   return map_case(text, [](std::string& out, char32_t c) {
     append_utf8(out, static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))));

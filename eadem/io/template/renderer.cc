@@ -280,9 +280,7 @@ class Renderer {
       });
       if (taken) loop.items.push_back(std::move(item));
     }
-    if (loop.items.empty() && stmt.bodies.size() > 1) {
-      within(open(around), nullptr, [&] { return execute(stmt.bodies[1]); });
-    }
+    bool completed = false;  // some iteration reached the end of the body
     for (; loop.index < loop.items.size(); ++loop.index) {
       const Flow flow = within(open(around), nullptr, [&] {
         assign(*scope_, "loop", Value(&loop));
@@ -290,6 +288,11 @@ class Renderer {
         return execute(stmt.bodies[0]);
       });
       if (flow == Flow::break_) break;
+      completed = completed || flow == Flow::normal;
+    }
+    // Jinja notes at the end of the body that there was an iteration, so one that breaks off does not count.
+    if (!completed && stmt.bodies.size() > 1) {
+      within(open(around), nullptr, [&] { return execute(stmt.bodies[1]); });
     }
   }
 

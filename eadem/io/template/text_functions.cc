@@ -67,7 +67,7 @@ std::vector<TextRange> split_at_space(std::string_view text, int64_t limit, bool
   }
   if (in_word) words.push_back({begin, text.size()});
   const size_t most = limit < 0 ? words.size() : static_cast<size_t>(limit) + 1;
-  if (words.size() <= most) return words;
+  if (words.size() < most || limit < 0) return words;
   // What is left over is one part: it keeps the white space inside and, on its far side, loses none.
   if (from_right) {
     const size_t last = words.size() - most;
@@ -121,7 +121,7 @@ Text title_text(const Text& text) {
     for (size_t pos = 0; pos < run.size();) {
       const CodePoint c = code_point_at(run, pos);
       const std::string_view bytes = run.substr(pos, c.end - pos);
-      out += in_word ? to_lower(bytes) : to_upper(bytes);
+      out += in_word ? to_lower(bytes) : to_title(bytes);
       in_word = is_cased_char(c.value);
       pos = c.end;
     }
@@ -135,7 +135,7 @@ Text capitalize_text(const Text& text) {
     if (!first) return to_lower(run);
     first = false;
     const size_t end = code_point_at(run, 0).end;
-    return to_upper(run.substr(0, end)) + to_lower(run.substr(end));
+    return to_title(run.substr(0, end)) + to_lower(run.substr(end));
   });
 }
 

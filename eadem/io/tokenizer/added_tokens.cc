@@ -101,7 +101,8 @@ std::vector<AddedTokenMatcher::Section> AddedTokenMatcher::split(std::string_vie
                                                                  TextWork& work, std::span<const TrustRun> runs,
                                                                  std::span<const int32_t> control) const {
   std::vector<Section> sections;
-  size_t done = 0;  // everything before is in a section
+  size_t done = 0;        // where the section last found ends
+  size_t spaces_end = 0;  // of the white space that rstrip took last
   for (size_t pos = 0; pos < text.size() && !tokens_.empty();) {
     if (!starts_[static_cast<uint8_t>(text[pos])]) {
       ++pos;
@@ -127,16 +128,19 @@ std::vector<AddedTokenMatcher::Section> AddedTokenMatcher::split(std::string_vie
     }
     if (token.lstrip) {
       while (begin > done && is_space_at(text, previous_char(text, begin))) begin = previous_char(text, begin);
+      begin = std::max(begin, done);  // the token before may have taken the white space, and this one in it
     }
     if (token.rstrip) {
-      while (end < text.size() && is_space_at(text, end)) {
-        end += static_cast<size_t>(decode_valid_utf8(text.data() + end).length);
+      spaces_end = std::max(spaces_end, end);
+      while (spaces_end < text.size() && is_space_at(text, spaces_end)) {
+        spaces_end += static_cast<size_t>(decode_valid_utf8(text.data() + spaces_end).length);
       }
+      end = spaces_end;
     }
-    begin = std::max(begin, done);
+    if (begin >= end) continue;
     if (done < begin) sections.push_back({done, begin, -1});
     sections.push_back({begin, end, token.id});
-    done = std::max(end, done);
+    done = end;
   }
   if (done < text.size()) sections.push_back({done, text.size(), -1});
   return sections;

@@ -37,8 +37,9 @@ class AddedTokenMatcher {
   bool empty() const { return tokens_.empty(); }
   // Whether a token is special or one of `control`.
   bool has_special(std::span<const int32_t> control) const;
-  // Sections tile the text, except for the white space that lstrip and rstrip take, which belongs to the
-  // token. Special tokens are left in the text unless `parse_special`. An empty text has no sections. Throws
+  // Sections tile the text; the white space that lstrip and rstrip take belongs to the token. Only a token in white
+  // space that the one before took is found once more, and the text goes on behind it, as in the reference. Special
+  // tokens are left in the text unless `parse_special`. An empty text has no sections. Throws
   // Cancelled, see TextWork.
   //
   // With `runs`, which tile the text, a special token is found if and only if it lies in one trusted run: what stands

@@ -117,7 +117,8 @@ void normalize_form(std::string& text, Form form, TextWork& work) {
   text = std::move(out);
 }
 
-void strip(std::string& text, bool left, bool right) {
+// Returns whether the beginning stays.
+bool strip(std::string& text, bool left, bool right) {
   size_t begin = 0, end = text.size();
   while (left && begin < end) {
     const Utf8Step step = decode_valid_utf8(text.data() + begin);
@@ -131,25 +132,29 @@ void strip(std::string& text, bool left, bool right) {
     end = last;
   }
   text = text.substr(begin, end - begin);
+  return begin == 0;
 }
 
-// Rebuilds a text; `edit` appends what stands for a character.
+// Rebuilds a text; `edit` appends what stands for a character. Returns whether anything stands for the first one.
 template <typename Edit>
-void rewrite_chars(std::string& text, TextWork& work, const Edit& edit) {
+bool rewrite_chars(std::string& text, TextWork& work, const Edit& edit) {
   std::string out;
   out.reserve(text.size());
+  bool keeps_first = true;
   for (size_t pos = 0; pos < text.size();) {
     work.tick();
     const Utf8Step step = decode_valid_utf8(text.data() + pos);
     edit(step.value, out);
+    if (pos == 0) keeps_first = !out.empty();
     pos += static_cast<size_t>(step.length);
   }
   text = std::move(out);
+  return keeps_first;
 }
 
 template <typename Predicate>
-void drop_chars(std::string& text, TextWork& work, const Predicate& predicate) {
-  rewrite_chars(text, work, [&](char32_t c, std::string& out) {
+bool drop_chars(std::string& text, TextWork& work, const Predicate& predicate) {
+  return rewrite_chars(text, work, [&](char32_t c, std::string& out) {
     if (!predicate(c)) append_utf8(out, c);
   });
 }
@@ -176,10 +181,11 @@ bool is_chinese(char32_t c) {
          (c >= 0xF900 && c <= 0xFAFF) || (c >= 0x2F800 && c <= 0x2FA1F);
 }
 
-// The steps of BertNormalizer, in its order.
-void normalize_bert(std::string& text, const NormalizerStep& step, TextWork& work) {
+// The steps of BertNormalizer, in its order. Returns whether the beginning stays.
+bool normalize_bert(std::string& text, const NormalizerStep& step, TextWork& work) {
+  bool keeps_first = true;
   if (step.clean_text)
-    rewrite_chars(text, work, [](char32_t c, std::string& out) {
+    keeps_first &= rewrite_chars(text, work, [](char32_t c, std::string& out) {
       const utf8proc_category_t category = category_of(c);
       const bool breaks = c == '\t' || c == '\n' || c == '\r';
       const bool dropped = c == 0 || c == 0xFFFD || category == UTF8PROC_CATEGORY_CC ||
@@ -194,9 +200,10 @@ void normalize_bert(std::string& text, const NormalizerStep& step, TextWork& wor
     });
   if (step.strip_accents) {
     normalize_form(text, Form::kNfd, work);
-    drop_chars(text, work, [](char32_t c) { return is_mark(c, false); });
+    keeps_first &= drop_chars(text, work, [](char32_t c) { return is_mark(c, false); });
   }
   if (step.lowercase) lowercase(text, work);
+  return keeps_first;
 }
 
 }  // namespace
@@ -217,10 +224,12 @@ Replacer::Replacer(const Pattern& pattern, std::string content, const std::strin
   }
 }
 
-void Replacer::apply(std::string& text, TextWork& work) const {
+bool Replacer::apply(std::string& text, TextWork& work) const {
+  if (text.empty()) return true;
   std::string out;
   size_t copied = 0;
-  bool found = false;
+  bool found = false, keeps_first = true;
+  const auto first_length = static_cast<size_t>(decode_valid_utf8(text.data()).length);
   const auto replace = [&](size_t begin, size_t end) {
     check_growth(out.size() + (begin - copied) + content_.size(), work, place_);
     work.tick();
@@ -228,60 +237,65 @@ void Replacer::apply(std::string& text, TextWork& work) const {
     out += content_;
     copied = end;
     found = true;
+    if (begin == 0 && end > 0) keeps_first = !content_.empty() && end == first_length;
   };
   if (regex_) {
     Regex::Scanner scanner(*regex_, work);
     scanner.scan(text);
-    for (size_t begin = 0, end = 0; scanner.next(begin, end);) {
-      if (begin != end) replace(begin, end);  // an empty match replaces nothing
-    }
+    for (size_t begin = 0, end = 0; scanner.next(begin, end);) replace(begin, end);
   } else {
     for (size_t at; (at = text.find(literal_, copied)) != std::string::npos;) replace(at, at + literal_.size());
   }
-  if (!found) return;
+  if (!found) return true;
   check_growth(out.size() + (text.size() - copied), work, place_);
   out.append(text, copied);
   text = std::move(out);
+  return keeps_first;
 }
 
 Normalizer::Normalizer(const std::vector<NormalizerStep>& steps, const std::string& source) : source_(source) {
   for (const NormalizerStep& spec : steps) {
-    Step step{spec, nullptr, nullptr};
+    Step step{spec, nullptr, nullptr, nullptr};
     if (spec.kind == NormalizerStep::Kind::kReplace) {
       step.replacer = std::make_unique<Replacer>(spec.pattern, spec.content, source + ": normalizer");
     }
     if (spec.kind == NormalizerStep::Kind::kPrecompiled)
       step.map = std::make_unique<const PrecompiledMap>(spec.content, source);
+    if (spec.kind == NormalizerStep::Kind::kSentencePiece)
+      step.sentencepiece = std::make_unique<const SentencePieceNormalizer>(spec, source);
     steps_.push_back(std::move(step));
   }
 }
 
 Normalizer::~Normalizer() = default;
 
-void Normalizer::apply(std::string& text, TextWork& work) const {
+bool Normalizer::apply(std::string& text, TextWork& work) const {
+  bool keeps_first = true;
   for (const Step& step : steps_) {
     work.check();
     switch (step.spec.kind) {
       case NormalizerStep::Kind::kPrepend:
         if (!text.empty()) text.insert(0, step.spec.content);
         break;
-      case NormalizerStep::Kind::kReplace: step.replacer->apply(text, work); break;
+      case NormalizerStep::Kind::kReplace: keeps_first &= step.replacer->apply(text, work); break;
       case NormalizerStep::Kind::kNfc: normalize_form(text, Form::kNfc, work); break;
       case NormalizerStep::Kind::kNfd: normalize_form(text, Form::kNfd, work); break;
       case NormalizerStep::Kind::kNfkc: normalize_form(text, Form::kNfkc, work); break;
       case NormalizerStep::Kind::kNfkd: normalize_form(text, Form::kNfkd, work); break;
-      case NormalizerStep::Kind::kStrip: strip(text, step.spec.strip_left, step.spec.strip_right); break;
+      case NormalizerStep::Kind::kStrip: keeps_first &= strip(text, step.spec.strip_left, step.spec.strip_right); break;
       case NormalizerStep::Kind::kLowercase: lowercase(text, work); break;
       case NormalizerStep::Kind::kStripAccents:
-        drop_chars(text, work, [](char32_t c) { return is_mark(c, true); });
+        keeps_first &= drop_chars(text, work, [](char32_t c) { return is_mark(c, true); });
         break;
-      case NormalizerStep::Kind::kBert: normalize_bert(text, step.spec, work); break;
+      case NormalizerStep::Kind::kBert: keeps_first &= normalize_bert(text, step.spec, work); break;
       case NormalizerStep::Kind::kPrecompiled:
         step.spec.longest ? step.map->apply_longest(text, work) : step.map->apply_graphemes(text, work);
         break;
+      case NormalizerStep::Kind::kSentencePiece: step.sentencepiece->apply(text, work); break;
     }
     check_growth(text.size(), work, source_ + ": normalizer");
   }
+  return keeps_first;
 }
 
 }  // namespace eadem::io

@@ -130,7 +130,7 @@ void rewrite_pieces(PreTokenized& pre, TextWork& work, std::string_view place, c
   pieces.reserve(pre.pieces.size());
   for (size_t i = 0; i < pre.pieces.size(); ++i) {
     const size_t begin = text.size();
-    edit(pre.piece(i), pre.pieces[i].begin == 0 && pre.at_start, text);
+    edit(pre.piece(i), i == 0 && pre.at_start, text);
     pieces.push_back({begin, text.size()});
     check_growth(text.size(), work, place);
     work.tick();
@@ -212,6 +212,7 @@ struct PreTokenizer::Step {
       }
     }
     std::erase_if(pieces, [](const Range& range) { return range.begin == range.end; });
+    pre.at_start = pre.at_start && !pieces.empty() && pieces[0].begin == 0;
     pre.pieces = std::move(pieces);
   }
 };

@@ -24,7 +24,7 @@ struct PreTokenized {
   };
   std::string text;
   std::vector<Range> pieces;
-  bool at_start = true;  // the text begins where the caller's text begins
+  bool at_start = true;  // the first piece begins where the caller's text begins
 
   std::string_view piece(size_t i) const {
     return std::string_view(text).substr(pieces[i].begin, pieces[i].end - pieces[i].begin);

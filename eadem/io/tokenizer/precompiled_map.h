@@ -24,6 +24,13 @@ class PrecompiledMap {
   // Throws DataCorrupted, naming `source`, for bytes that are not such a map.
   PrecompiledMap(std::string_view bytes, const std::string& source);
 
+  struct Match {
+    size_t length;  // of what is replaced
+    std::string_view replacement;
+  };
+  // The longest rule that `text` begins with.
+  std::optional<Match> longest(std::string_view text) const { return match(text, true); }
+
   // As SentencePiece does: from left to right the longest rule that the rest begins with.
   void apply_longest(std::string& text, TextWork& work) const;
   // As the Hugging Face library does: grapheme by grapheme, each as a whole if it has fewer than six bytes and a rule,
@@ -31,10 +38,6 @@ class PrecompiledMap {
   void apply_graphemes(std::string& text, TextWork& work) const;
 
  private:
-  struct Match {
-    size_t length;  // of what is replaced
-    std::string_view replacement;
-  };
   // The longest, or the shortest, rule that `text` begins with.
   std::optional<Match> match(std::string_view text, bool longest) const;
 

@@ -4,6 +4,10 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
+#include <iterator>
+#include <vector>
+
 #include "eadem/core/error.h"
 #include "eadem/io/text.h"
 #include "eadem/io/tokenizer/unicode.h"
@@ -13,12 +17,15 @@ namespace {
 
 // Oniguruma (Ruby syntax, UTF-8) to PCRE2. Differences that matter:
 //   \s \S   Oniguruma: White_Space. PCRE2 with UCP adds U+180E.       -> \p{White_Space}
-//   \w      Oniguruma: Alphabetic | M | N | Pc. PCRE2: L | N | _.     -> the union, as a class
+//   \w      Oniguruma: Alphabetic | M | Nd | Pc, and outside of a class also the other numbers below U+0100, which an
+//           older table of its own has. PCRE2: L | N | _.            -> the union, as a class
 //   \W \b \B  of that \w                                              -> a negated class, lookarounds
 //   \p{Han}  Oniguruma: Script. PCRE2: Script_Extensions, with U+3001. -> \p{sc:Han}
+//   (?i:ss)  Oniguruma: also one letter that folds to the two, here U+00DF. -> refused, with all that is not ASCII
 //   \h \K \G, POSIX classes, nested classes, &&, {n,m}+, (?m          -> refused
 // Anchors ^ and $ are line anchors in Ruby: PCRE2_MULTILINE.
-constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{N}\\p{Pc}";
+constexpr std::string_view kWordInClass = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}";
 
 // The name between the braces of \p{...}; that of a script asks for the property Script. PCRE2 itself knows which names
 // are scripts.
@@ -34,6 +41,14 @@ std::string property_name(std::string_view name) {
   return code != nullptr ? script : std::string(name);
 }
 
+// Whether a character of a case-insensitive group may stand for several in Oniguruma, alone or with the one before it.
+bool may_fold_to_several(char before, char c) {
+  if (static_cast<unsigned char>(c) >= 0x80) return true;
+  const char pair[] = {static_cast<char>(before | 0x20), static_cast<char>(c | 0x20)};
+  constexpr std::string_view kPairs[] = {"ss", "st", "ff", "fi", "fl"};
+  return std::find(std::begin(kPairs), std::end(kPairs), std::string_view(pair, 2)) != std::end(kPairs);
+}
+
 std::string to_pcre2(const std::string& pattern, const std::string& place) {
   const auto refuse = [&](std::string_view what) {
     throw Unsupported("{}: pattern {} uses {}, whose Oniguruma meaning is not reproduced here", place, quote(pattern),
@@ -42,6 +57,7 @@ std::string to_pcre2(const std::string& pattern, const std::string& place) {
   std::string out;
   bool in_class = false;
   size_t class_begin = 0;
+  std::vector<bool> groups{false};  // the open ones: whether case is ignored in them
   for (size_t i = 0; i < pattern.size(); ++i) {
     const char c = pattern[i];
     if (c == '\\') {
@@ -50,7 +66,7 @@ std::string to_pcre2(const std::string& pattern, const std::string& place) {
       switch (e) {
         case 's': out += "\\p{White_Space}"; break;
         case 'S': out += "\\P{White_Space}"; break;
-        case 'w': out += in_class ? std::string(kWord) : fmt::format("[{}]", kWord); break;
+        case 'w': out += in_class ? std::string(kWordInClass) : fmt::format("[{}]", kWord); break;
         case 'W':
           if (in_class) refuse("\\W in a class");
           out += fmt::format("[^{}]", kWord);
@@ -101,6 +117,8 @@ std::string to_pcre2(const std::string& pattern, const std::string& place) {
       if (c == '&' && i + 1 < pattern.size() && pattern[i + 1] == '&') refuse("a class intersection");
       if (c == ']' && i == class_begin) refuse("a class that starts with ']'");
       if (c == ']') in_class = false;
+    } else if (c == ')') {
+      if (groups.size() > 1) groups.pop_back();
     } else if (c == '[') {
       in_class = true;
       class_begin = i + 1;
@@ -115,7 +133,12 @@ std::string to_pcre2(const std::string& pattern, const std::string& place) {
         known = known || rest.substr(0, group.size()) == group;
       }
       if (!known) refuse(fmt::format("the group '({}'", rest.substr(0, 3)));
+      groups.push_back(groups.back() || rest.starts_with("?i:"));
+    } else if (c == '(') {
+      groups.push_back(groups.back());
     }
+    if (groups.back() && i > 0 && may_fold_to_several(pattern[i - 1], c))
+      refuse(fmt::format("'{}' where case is ignored", pattern.substr(i - 1, 2)));
     out += c;
   }
   return out;

@@ -62,7 +62,7 @@ AddedTokenMatcher make_matcher(const TokenizerSpec& spec, const Normalizer& norm
   for (const AddedToken& token : spec.added_tokens) {
     if (token.normalized != normalized) continue;
     std::string pattern = token.content;
-    if (normalized) {
+    if (normalized && !spec.added_tokens_are_normal) {
       TextWork work(pattern.size());
       normalizer.apply(pattern, work);
     }
@@ -80,6 +80,7 @@ struct Tokenizer::Impl {
     bool present = false;
     bool special = false;
     bool is_text = false;  // stands for its text, whatever the decoder says
+    bool has_normal_form = false;
   };
 
   Impl(const TokenizerSpec& spec, const std::atomic<bool>* cancel)
@@ -110,8 +111,14 @@ struct Tokenizer::Impl {
         throw DataCorrupted("{}: added token {} has id {}; the vocabulary gives it {}", source, quote(added.content),
                             added.id, known->second);
       }
-      tokens[static_cast<size_t>(added.id)].special |= added.special;
-      tokens[static_cast<size_t>(added.id)].is_text = spec.added_tokens_are_text;
+      Token& token = tokens[static_cast<size_t>(added.id)];
+      token.special |= added.special;
+      token.is_text = spec.added_tokens_are_text;
+      if (!added.normalized || token.is_text || spec.added_tokens_are_normal) continue;
+      TextWork work(added.content.size(), cancel);
+      std::string form = normalize(added.content, work);
+      token.has_normal_form = form != added.content;
+      if (token.has_normal_form) normal_forms.insert_or_assign(added.content, std::move(form));
     }
     for (const AddedToken& added : spec.added_tokens) added_ids.push_back(added.id);
     std::sort(added_ids.begin(), added_ids.end());
@@ -145,7 +152,8 @@ struct Tokenizer::Impl {
     if (token.is_text) {
       bytes += token.text;
     } else {
-      decoder.append_token(bytes, token.text, first, work);
+      decoder.append_token(bytes, token.has_normal_form ? normal_forms.find(token.text)->second : token.text, first,
+                           work);
     }
   }
 
@@ -256,13 +264,17 @@ struct Tokenizer::Impl {
   struct Part {
     std::string text;
     bool parse_special;
-    bool first;
+    bool first;  // begins where the text around it does
   };
 
+  Part normalized_part(std::string_view text, bool parse_special, bool first, TextWork& work) const {
+    Part part{std::string(text), parse_special, first};
+    part.first &= normalizer.apply(part.text, work);
+    return part;
+  }
+
   std::string normalize(std::string_view text, TextWork& work) const {
-    std::string normalized(text);
-    normalizer.apply(normalized, work);
-    return normalized;
+    return normalized_part(text, false, false, work).text;
   }
 
   // Normalization moves the borders of runs, so that special tokens which are searched after it cannot be told by
@@ -271,7 +283,7 @@ struct Tokenizer::Impl {
   // them. If the whole text has others, somebody planted one, and each run is a part.
   std::vector<Part> normalized_parts(std::string_view text, const EncodeOptions& options,
                                      std::span<const TrustRun> runs, TextWork& work) const {
-    std::vector<Part> whole{{normalize(text, work), options.parse_special, true}};
+    std::vector<Part> whole{normalized_part(text, options.parse_special, true, work)};
     const bool trusted = std::all_of(runs.begin(), runs.end(), [](const TrustRun& run) { return run.trusted; });
     if (trusted || !options.parse_special || !normalized_added.has_special(options.control)) return whole;
     std::vector<Part> parts;
@@ -279,7 +291,7 @@ struct Tokenizer::Impl {
     bool planted = false;
     size_t begin = 0;
     for (const TrustRun& run : runs) {
-      parts.push_back({normalize(text.substr(begin, run.end - begin), work), run.trusted, begin == 0});
+      parts.push_back(normalized_part(text.substr(begin, run.end - begin), run.trusted, begin == 0, work));
       if (!run.trusted) {
         planted = planted || !specials(parts.back().text, options, work).empty();
         for (size_t pos = begin; pos < run.end; ++pos) {
@@ -335,6 +347,8 @@ struct Tokenizer::Impl {
   std::vector<NamedTemplate> chat_templates;
   std::vector<Token> tokens;  // by id
   StringMap<int32_t> ids;
+  // Of added tokens that are searched in normalized text, by their text: what decoders take for it, as the reference.
+  StringMap<std::string> normal_forms;
 };
 
 Tokenizer::Tokenizer(const TokenizerSpec& spec, const std::atomic<bool>* cancel)

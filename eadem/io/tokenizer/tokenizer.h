@@ -69,6 +69,7 @@ struct GgufTokenizerData {
   std::optional<bool> add_bos, add_eos, add_space_prefix;
   bool remove_extra_whitespaces = false;  // of texts, before anything else looks at them
   std::string precompiled_charsmap;       // see precompiled_map.h; empty: none
+  bool of_sentencepiece = false;  // a tokenizer.model, whose meaning is SentencePiece's where llama.cpp's is another
   std::vector<NamedTemplate> chat_templates;
 };
 

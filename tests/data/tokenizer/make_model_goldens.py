@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes models.json and two SentencePiece models beside this file, from the Hugging Face `tokenizers` package and the
+"""Writes models.json and four SentencePiece models beside this file, from the Hugging Face `tokenizers` package and the
 `sentencepiece` package: unigram models and WordPiece, and the steps that come with them (models_test.cc).
 
     pip install tokenizers==0.23.3 sentencepiece==0.2.3 protobuf
@@ -41,10 +41,16 @@ def sentencepiece_model(path, corpus, **options):
 
 def sentencepiece_cases(corpus, texts):
     cases = []
+    # Spellings of spaces, a line feed, overlapping ones, and one that the rules would change.
+    symbols = ["\u2581\u2581", "\n", "ab", "abc", "\u2581a", "\u4e2d\u6587", "\u00e9", "  x", "\ufb01"]
     options = {"spm_unigram.model": dict(model_type="unigram", vocab_size=230, user_defined_symbols=["<sep>"],
                                          character_coverage=0.98),
                "spm_bpe.model": dict(model_type="bpe", vocab_size=480, byte_fallback=True, character_coverage=0.98,
-                                     remove_extra_whitespaces=False, pad_id=3)}
+                                     remove_extra_whitespaces=False, pad_id=3),
+               "spm_unigram_symbols.model": dict(model_type="unigram", vocab_size=200, user_defined_symbols=symbols,
+                                                 character_coverage=0.98, remove_extra_whitespaces=False),
+               "spm_bpe_symbols.model": dict(model_type="bpe", vocab_size=200, user_defined_symbols=symbols,
+                                             character_coverage=0.98, add_dummy_prefix=False)}
     for name, chosen in options.items():
         proto = sentencepiece_model(HERE / name, corpus, **chosen)
         # Not what an option was on the machine that trained it.

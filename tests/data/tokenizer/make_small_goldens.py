@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes five files beside this one, from the Hugging Face `tokenizers` package, the `sentencepiece` package and Python's
+"""Writes six files beside this one, from the Hugging Face `tokenizers` package, the `sentencepiece` package and Python's
 own Unicode tables. The vocabularies are trained here, without a pre-tokenizer, so that they merge across every border; the
-fifth file is about the tokenizer of tests/data/stories260K.
+fourth file is about the tokenizer of tests/data/stories260K.
 
 pre_types.json     two small vocabularies, and their ids behind each pre-tokenizer that GGUF files name (pre_types_test.cc)
 documents.json     whole tokenizer.json documents built as those of known models, and their ids (documents_test.cc)
 incremental.json   ids of those vocabularies and the text that each one of them completes (incremental_test.cc)
 sentencepiece.json the ids that SentencePiece gives with stories260K/tok512.model (sentencepiece_test.cc)
+edges.json         documents of one token per character that show where pieces begin, and their ids (edges_test.cc)
 normal_forms.json  texts with long runs of combining marks and their four normal forms (normal_forms_test.cc)
 
     pip install tokenizers==0.23.3 sentencepiece==0.2.3 protobuf
@@ -16,6 +17,7 @@ normal_forms.json  texts with long runs of combining marks and their four normal
 
 import codecs
 import collections
+import itertools
 import json
 import pathlib
 import random
@@ -262,7 +264,7 @@ def documents(texts, goldens):
     for fuse_unk in (False, True):
         decoder = sequence("decoders", back, {"type": "ByteFallback"}, {"type": "Fuse"})
         out.append({"name": f"holes {fuse_unk}", "model": f"holes {fuse_unk}", "normalizer": spaces, "decoder": decoder})
-    # Not patterns that match the empty text: the library panics on them.
+    # Patterns that match no character are in edges.json.
     for pattern in (r"\p{N}+", r"(?<=l)o|\bw"):
         step = {"type": "Replace", "pattern": {"Regex": pattern}, "content": "-"}
         out.append({"name": f"replace {pattern}", "model": "byte_level", "normalizer": step, "pre_tokenizer": plain_bytes})
@@ -272,6 +274,59 @@ def documents(texts, goldens):
         tokenizer = Tokenizer.from_str(json.dumps({**skeleton, "model": all_models[case["model"]]}))
         case["ids"] = encode_all(tokenizer, texts)
     return {"texts": texts, "models": all_models, "documents": out}
+
+
+def edges():
+    """Metaspace puts a tilde before every piece, or before the first, so that ids show where pieces begin."""
+    texts = ["", " ", "a", "  ", "ab cd", " ab", "  ab  ", "\u0301ab", "\u200bab", "\x01 ab", "ab<m>\n\n cd", "<m> \n<m>", "Ab<M>aB ab"]
+    texts += ["\n<m>", "x\n \n<m>\n<n> \n", "e\u0301_\u00bd\u00b2-\u2460\u0663\u2167b", "\u00b9\u00be\u2074\u00e9 \u24b6\u0e33'", "b\u00b2 \u2461c"]
+    # Each text by itself, and no letter that stands for several.
+    letters = sorted({c for text in texts for c in text + text.lower() + text.swapcase()} | set("~-<MNmn>*"))
+    vocab = {"<unk>": 0, **{c: i + 1 for i, c in enumerate(letters)}}
+    base = {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None}
+    model = {**base, "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": []}
+    tilde = {"type": "Metaspace", "replacement": "~", "prepend_scheme": "always", "split": False}
+    first = {**tilde, "prepend_scheme": "first"}
+    strip = {"type": "Strip", "strip_left": True, "strip_right": False}
+    accents = {"type": "StripAccents"}
+    clean = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": False, "strip_accents": None, "lowercase": True}
+
+    def replace(pattern, content):
+        return {"type": "Replace", "pattern": pattern, "content": content}
+
+    def added(token_id, content, *flags):
+        flag_names = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        return {"id": token_id, "content": content, **{name: name in flags for name in flag_names}}
+
+    cases = []
+    for pattern in (r"\w+", r"[\w']+", r"[^\w]", r"\W+", r"\b", r"\B"):
+        cases.append({"pre_tokenizer": sequence("pretokenizers", split(pattern, "Isolated"), tilde)})
+    words = {"type": "WhitespaceSplit"}
+    dropping = [strip, accents, clean, replace({"String": " "}, ""), replace({"String": "ab"}, "x"), replace({"Regex": "^a"}, "b")]
+    for normalizer in (None, *dropping, sequence("normalizers", strip, {"type": "Prepend", "prepend": "-"})):
+        for pre_tokenizer in (first, sequence("pretokenizers", words, first), sequence("pretokenizers", first, words, first)):
+            cases.append({"normalizer": normalizer, "pre_tokenizer": pre_tokenizer})
+    # A beginning that gives way to several characters begins only once here, and in the library once for each.
+    for pattern in ("(?=b)", "(?<=a)b?", "$"):
+        cases.append({"normalizer": replace({"Regex": pattern}, "*")})
+    n = len(vocab)
+    tokens = ["<m>", "\n", "<n>"]
+    for flags in itertools.product(((), ("rstrip",), ("lstrip", "rstrip")), ((), ("lstrip",), ("single_word",)), ((), ("special",))):
+        if "rstrip" in flags[0] and "lstrip" in flags[1]:
+            continue  # the library panics where both take the same white space
+        listed = [added(vocab.get(c, n + i // 2), c, *f) for i, (c, f) in enumerate(zip(tokens, flags))]
+        cases.append({"added_tokens": sorted(listed, key=lambda token: token["id"])})
+        cases.append({"added_tokens": [{**token, "normalized": True} for token in cases[-1]["added_tokens"]]})
+        cases[-1] |= {"normalizer": clean, "decoder": {"type": "Replace", "pattern": {"Regex": "b|$"}, "content": "*"}}
+    out = []
+    for case in cases:
+        skeleton = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
+        skeleton |= {"pre_tokenizer": None, "post_processor": None, "decoder": None, **case}
+        tokenizer = Tokenizer.from_str(json.dumps({**skeleton, "model": model}))
+        ids = encode_all(tokenizer, texts)
+        decoded = [tokenizer.decode(one, skip_special_tokens=False) for one in ids]
+        out.append({"parts": case, "ids": ids, "decoded": decoded})
+    return {"texts": texts, "model": model, "documents": out}
 
 
 def incremental(goldens):
@@ -352,6 +407,7 @@ def main():
     goldens = pre_types(texts)
     write("pre_types.json", goldens)
     write("documents.json", documents(texts[:60], goldens))
+    write("edges.json", edges())
     write("incremental.json", incremental(goldens))
     write("sentencepiece.json", sentencepiece_ids(texts))
     write("normal_forms.json", normal_forms())

@@ -67,7 +67,19 @@ std::vector<uint32_t> ranks_from_scores(const GgufTokenizerData& data) {
   return ranks;
 }
 
-// Texts as SentencePiece's normalizer leaves them, but for the spelling of spaces.
+// All of it, as a file of SentencePiece says.
+void use_normalizer_of_model(const GgufTokenizerData& data, TokenizerSpec& spec) {
+  NormalizerStep step{};
+  step.kind = NormalizerStep::Kind::kSentencePiece;
+  step.content = data.precompiled_charsmap;
+  step.add_dummy_prefix = data.add_space_prefix.value_or(true);
+  step.remove_extra_whitespaces = data.remove_extra_whitespaces;
+  for (size_t id = 0; id < data.tokens.size(); ++id)
+    if (type_of(data, id) == GgufTokenType::kUserDefined) step.user_defined_symbols.push_back(data.tokens[id]);
+  spec.normalizers = {std::move(step)};
+}
+
+// Texts as SentencePiece's normalizer leaves them, but for the spelling of spaces, as llama.cpp has them.
 void use_sentencepiece_normalizer(const GgufTokenizerData& data, TokenizerSpec& spec) {
   if (!data.precompiled_charsmap.empty()) {
     NormalizerStep step{};
@@ -87,60 +99,70 @@ void use_sentencepiece_normalizer(const GgufTokenizerData& data, TokenizerSpec& 
   }
 }
 
-// The scores of a unigram model. Normal tokens come out of text, and those of the user's, whose score no other way to
-// write their bytes reaches.
+// The scores of a unigram model. Normal tokens come out of text, and those of the user's, which grow with their bytes
+// so that no other way to write these reaches them. kSymbolScore is what version 0.2.3 of the package behaves as.
+constexpr double kSymbolScore = 0.1;
 void use_unigram(const GgufTokenizerData& data, TokenizerSpec& spec) {
   spec.model = TokenizerSpec::Model::kUnigram;
   spec.single_precision = true;
-  float least = std::numeric_limits<float>::max(), most = std::numeric_limits<float>::lowest();
+  float least = std::numeric_limits<float>::max();
+  double most = kSymbolScore;
   for (size_t id = 0; id < data.tokens.size(); ++id) {
     if (type_of(data, id) != GgufTokenType::kNormal) continue;
     least = std::min(least, data.scores[id]);
-    most = std::max(most, data.scores[id]);
+    most = std::max<double>(most, data.scores[id]);
   }
   for (size_t id = 0; id < data.tokens.size(); ++id) {
     const GgufTokenType type = type_of(data, id);
     spec.scores.push_back(type == GgufTokenType::kNormal ? data.scores[id]
                           : type == GgufTokenType::kUserDefined
-                              ? static_cast<double>(data.tokens[id].size()) * std::min(most, 0.0f) - 0.1
+                              ? static_cast<float>(static_cast<double>(data.tokens[id].size()) * most - kSymbolScore)
                               : std::numeric_limits<double>::quiet_NaN());
   }
   spec.unk_score = static_cast<float>(least - kUnknownPenalty);
 }
 
-// Spaces are spelt U+2581, and a byte may have a token <0xNN>. With `prefix` a text begins with a space.
+// Spaces are spelt U+2581, and a byte may have a token <0xNN>. With `strip` a text does not begin with a space.
 constexpr int64_t kAllSpaces = 1 << 20;
+void use_metaspace_decoder(const GgufTokenizerData& data, bool strip, TokenizerSpec& spec) {
+  for (size_t id = 0; id < data.tokens.size(); ++id) {
+    const std::string& token = data.tokens[id];
+    const bool spelt = token.size() == 6 && token.starts_with("<0x") && token.ends_with('>');
+    if (spelt && (!data.of_sentencepiece || type_of(data, id) == GgufTokenType::kByte)) spec.byte_fallback = true;
+  }
+  DecoderStep spaces{};
+  spaces.kind = DecoderStep::Kind::kReplace;
+  spaces.pattern = {Pattern::Kind::kString, std::string(kMetaspace)};
+  spaces.content = " ";
+  spec.decoders = {spaces};
+  for (const auto kind : {DecoderStep::Kind::kByteFallback, DecoderStep::Kind::kFuse}) {
+    DecoderStep step{};
+    step.kind = kind;
+    if (kind == DecoderStep::Kind::kFuse || spec.byte_fallback || !data.of_sentencepiece) spec.decoders.push_back(step);
+  }
+  if (strip) {
+    DecoderStep step{};
+    step.kind = DecoderStep::Kind::kStrip;
+    step.content = " ";
+    step.start = data.remove_extra_whitespaces ? kAllSpaces : 1;
+    spec.decoders.push_back(std::move(step));
+  }
+}
+
+// With `prefix` a text begins with a space.
 void use_metaspace_spelling(const GgufTokenizerData& data, bool prefix, TokenizerSpec& spec) {
-  spec.byte_fallback = std::any_of(data.tokens.begin(), data.tokens.end(), [](const std::string& token) {
-    return token.size() == 6 && token.starts_with("<0x") && token.ends_with('>');
-  });
-  NormalizerStep replace{};
-  replace.kind = NormalizerStep::Kind::kReplace;
-  replace.pattern = {Pattern::Kind::kString, " "};
-  replace.content = kMetaspace;
   if (prefix) {
     NormalizerStep prepend{};
     prepend.kind = NormalizerStep::Kind::kPrepend;
     prepend.content = kMetaspace;
     spec.normalizers.push_back(std::move(prepend));
   }
+  NormalizerStep replace{};
+  replace.kind = NormalizerStep::Kind::kReplace;
+  replace.pattern = {Pattern::Kind::kString, " "};
+  replace.content = kMetaspace;
   spec.normalizers.push_back(std::move(replace));
-  DecoderStep spaces{};
-  spaces.kind = DecoderStep::Kind::kReplace;
-  spaces.pattern = {Pattern::Kind::kString, std::string(kMetaspace)};
-  spaces.content = " ";
-  DecoderStep bytes{};
-  bytes.kind = DecoderStep::Kind::kByteFallback;
-  DecoderStep fuse{};
-  fuse.kind = DecoderStep::Kind::kFuse;
-  spec.decoders = {spaces, bytes, fuse};
-  if (prefix) {
-    DecoderStep strip{};
-    strip.kind = DecoderStep::Kind::kStrip;
-    strip.content = " ";
-    strip.start = data.remove_extra_whitespaces ? kAllSpaces : 1;
-    spec.decoders.push_back(std::move(strip));
-  }
+  use_metaspace_decoder(data, prefix, spec);
 }
 
 const GgufPreType& pre_type_of(const GgufTokenizerData& data) {
@@ -197,7 +219,8 @@ TokenizerSpec spec_from_gguf(const GgufTokenizerData& data, const std::atomic<bo
   TokenizerSpec spec;
   spec.source = data.source;
   spec.chat_templates = data.chat_templates;
-  spec.added_tokens_are_text = true;
+  spec.added_tokens_are_text = !data.of_sentencepiece;
+  spec.added_tokens_are_normal = data.of_sentencepiece;
   spec.bos = id_of(data.bos, "bos_token_id", data);
   spec.eos = id_of(data.eos, "eos_token_id", data);
   spec.unk = id_of(data.unk, "unknown_token_id", data);
@@ -217,17 +240,25 @@ TokenizerSpec spec_from_gguf(const GgufTokenizerData& data, const std::atomic<bo
     token.id = static_cast<int32_t>(id);
     token.content = data.tokens[id];
     token.special = type != GgufTokenType::kUserDefined;
+    token.normalized = user_defined && data.of_sentencepiece;
     spec.added_tokens.push_back(std::move(token));
   }
   bool add_bos = true;
   if (data.model == "llama" || data.model == "t5") {
+    const bool prefix = data.add_space_prefix.value_or(true);
     add_bos = data.model == "llama";
     if (data.model == "t5")
       use_unigram(data, spec);
     else
       merges_from_ranks(data.tokens, ranks_from_scores(data), false, spec, cancel);
-    use_sentencepiece_normalizer(data, spec);
-    use_metaspace_spelling(data, data.add_space_prefix.value_or(true), spec);
+    if (data.of_sentencepiece) {
+      use_metaspace_decoder(data, prefix || data.remove_extra_whitespaces, spec);
+      use_normalizer_of_model(data, spec);
+      spec.fuse_unk = true;
+    } else {
+      use_sentencepiece_normalizer(data, spec);
+      use_metaspace_spelling(data, prefix, spec);
+    }
     if (spec.unk) spec.unk_token = data.tokens[static_cast<size_t>(*spec.unk)];
   } else {
     const GgufPreType& type = pre_type_of(data);

@@ -58,7 +58,8 @@ JsonValue to_json_step(const NormalizerStep& step) {
           .set("handle_chinese_chars", step.space_chinese)
           .set("strip_accents", step.strip_accents)
           .set("lowercase", step.lowercase);
-    case Kind::kPrecompiled: throw Unsupported("normalizer: a precompiled map is not written to tokenizer.json");
+    case Kind::kPrecompiled:
+    case Kind::kSentencePiece: throw Unsupported("normalizer: a precompiled map is not written to tokenizer.json");
   }
   EADEM_UNREACHABLE("normalizer {}", static_cast<int>(step.kind));
 }

@@ -146,6 +146,7 @@ TokenizerSpec spec_from_sentencepiece(std::string_view content, const std::strin
                                       const std::atomic<bool>* cancel) {
   GgufTokenizerData data;
   data.source = source;
+  data.of_sentencepiece = true;
   data.model = "t5";  // what the format means by saying nothing, as in the next two
   data.add_space_prefix = true;
   data.remove_extra_whitespaces = true;

@@ -39,13 +39,17 @@ struct NormalizerStep {
     kStripAccents,
     kBert,
     kPrecompiled,
+    kSentencePiece,
   };
   Kind kind;
-  std::string content;  // kPrepend, kReplace; kPrecompiled: the bytes of precompiled_map.h
+  std::string content;  // kPrepend, kReplace; kPrecompiled, kSentencePiece: the bytes of precompiled_map.h
   Pattern pattern;      // kReplace
   bool strip_left = false, strip_right = false;
   bool clean_text = false, space_chinese = false, strip_accents = false, lowercase = false;  // kBert
-  bool longest = false;  // kPrecompiled: SentencePiece's way to match
+  bool longest = false;           // kPrecompiled: SentencePiece's way to match
+  bool add_dummy_prefix = false;  // kSentencePiece, as the next two: fields of its NormalizerSpec
+  bool remove_extra_whitespaces = false;
+  std::vector<std::string> user_defined_symbols;  // left as they are
 };
 
 enum class SplitBehavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
@@ -124,7 +128,8 @@ struct TokenizerSpec {
   std::vector<DecoderStep> decoders;
   bool join_with_space = false;  // a tokenizer.json without decoder: tokens are joined by one space
   std::vector<AddedToken> added_tokens;
-  bool added_tokens_are_text = false;  // decoders leave added tokens alone (GGUF); in tokenizer.json they do not
+  bool added_tokens_are_text = false;    // decoders leave added tokens alone (GGUF); in tokenizer.json they do not
+  bool added_tokens_are_normal = false;  // what is searched in normalized text is spelt as it stands there
   std::vector<int32_t> prefix_ids, suffix_ids;  // around a sequence when special tokens are asked for
 
   std::optional<int32_t> bos, eos, unk, pad;

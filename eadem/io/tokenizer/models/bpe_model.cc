@@ -120,6 +120,10 @@ class BpeModel::SymbolWriter {
           "{}: the character{} has no token, and the vocabulary has neither tokens of its bytes nor an unknown token",
           model_.source_, bytes);
     }
+    hold_back();
+  }
+  // The unknown token, of a character that was found to be unknown before.
+  void hold_back() {
     if (pending_ && !model_.fuse_unk_) ids_.push_back(model_.unk_id_);
     pending_ = true;
   }
@@ -251,7 +255,9 @@ void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<int3
   }
   SymbolWriter writer(*this, ids);
   for (const int32_t id : scratch.ids) {
-    if (id < kMaxVocab) {
+    if (id == unk_id_ && fuse_unk_) {
+      writer.hold_back();
+    } else if (id < kMaxVocab) {
       writer.known(id);
     } else {
       writer.unknown(extra_symbols_[static_cast<size_t>(id - kMaxVocab)]);

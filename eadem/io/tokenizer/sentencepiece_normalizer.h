@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The normalizer of SentencePiece's own files: a map of characters, spaces that are spelt U+2581, and symbols of the
+// user's, which nothing changes. Mirrors Normalizer::Normalize of the package.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "eadem/io/tokenizer/files/spec.h"
+#include "eadem/io/tokenizer/precompiled_map.h"
+#include "eadem/io/tokenizer/prefix_index.h"
+
+namespace eadem::io {
+
+// Immutable and safe to share.
+class SentencePieceNormalizer {
+ public:
+  // Throws DataCorrupted or Unsupported, naming `source`: see PrecompiledMap and PrefixIndex.
+  SentencePieceNormalizer(const NormalizerStep& step, const std::string& source);
+
+  // Throws InvalidArgument when the text would grow beyond work.max_bytes().
+  void apply(std::string& text, TextWork& work) const;
+
+ private:
+  // What stands for the beginning of a text that is not empty: a symbol, what the map has for it, or its character.
+  PrecompiledMap::Match prefix_of(std::string_view text) const;
+
+  std::optional<PrecompiledMap> map_;
+  PrefixIndex symbols_;
+  bool add_dummy_prefix_, remove_extra_whitespaces_;
+};
+
+}  // namespace eadem::io
