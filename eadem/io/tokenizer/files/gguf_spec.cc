@@ -99,8 +99,9 @@ void use_sentencepiece_normalizer(const GgufTokenizerData& data, TokenizerSpec& 
   }
 }
 
-// The scores of a unigram model. Normal tokens come out of text, and those of the user's, which grow with their bytes
-// so that no other way to write these reaches them. kSymbolScore is what version 0.2.3 of the package behaves as.
+// The scores of a unigram model. Normal tokens have their own. Those that a user defined gain with each byte, so that
+// no other way to write it reaches them. kSymbolScore was found by comparing ids with version 0.2.3 of the
+// sentencepiece package: its source is published with other constants, which do not give these ids.
 constexpr double kSymbolScore = 0.1;
 void use_unigram(const GgufTokenizerData& data, TokenizerSpec& spec) {
   spec.model = TokenizerSpec::Model::kUnigram;
