@@ -115,7 +115,7 @@ std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& che
                     {{"general.name", GgufValue::string(fs::absolute(folder).lexically_normal().filename().string())},
                      {"general.file_type", GgufValue::scalar(file_type)}});
     if (with_tokenizer) {
-      GgufMetadata tokenizer = gguf_tokenizer_of(folder.empty() ? "." : folder.string(), config.vocab_size);
+      GgufMetadata tokenizer = gguf_tokenizer_of(folder.empty() ? "." : folder.string(), config.vocab_size, note);
       metadata.insert(metadata.end(), tokenizer.begin(), tokenizer.end());
     }
     // The config's own ids, for keys that the tokenizer did not set.

@@ -7,6 +7,8 @@
 #include "eadem/io/tokenizer/files/gguf_pre_types.h"
 #include "eadem/io/tokenizer/files/readers.h"
 #include "eadem/io/tokenizer/files/tokenizer_files.h"
+#include "eadem/io/tokenizer/pre_tokenizer.h"
+#include "eadem/io/tokenizer/text_work.h"
 
 namespace eadem::convert {
 
@@ -17,25 +19,38 @@ using io::GgufValue;
 using io::Tokenizer;
 using io::TokenizerSpec;
 
-// Returns the GGUF name of the spec's pre-tokenizer.
-std::string pre_of(const TokenizerSpec& spec) {
-  const auto& steps = spec.pre_tokenizers;
-  using Kind = io::PreTokenizerStep::Kind;
-  if (steps.size() == 1 && steps[0].kind == Kind::kByteLevel && steps[0].use_regex && !steps[0].add_prefix_space)
-    return "gpt-2";
-  if (steps.size() != 2 || steps[0].kind != Kind::kSplit || steps[1].kind != Kind::kByteLevel || steps[1].use_regex)
-    return {};
-  if (const auto known = io::known_pattern(steps[0].pattern.text)) {
-    if (*known == io::KnownPattern::kGpt2) return "gpt-2";
-    if (*known == io::KnownPattern::kLlama3) return "llama-bpe";
-    return "qwen2";
+// Returns the GGUF name of a pre-tokenizer that cuts the texts into the same pieces as the spec's; empty if there is
+// none. Of several it is the first that takes pieces that are tokens whole where the spec does, and else the first.
+std::string_view pre_of(const TokenizerSpec& spec, std::span<const std::string> texts) {
+  const io::PreTokenizer own(spec.pre_tokenizers, spec.source);
+  if (!own.byte_level()) return {};
+  const auto cut = [](const io::PreTokenizer& pre_tokenizer, const std::string& text) {
+    io::PreTokenized pre{.text = text, .pieces = {}};
+    io::TextWork work(text.size());
+    pre_tokenizer.apply(pre, work);
+    return pre;
+  };
+  std::vector<io::PreTokenized> wanted;
+  for (const std::string& text : texts) wanted.push_back(cut(own, text));
+  std::string_view found;
+  for (const io::GgufPreType& type : io::gguf_pre_types()) {
+    if (!type.byte_level || (!found.empty() && type.ignore_merges != spec.ignore_merges)) continue;
+    const io::PreTokenizer pre_tokenizer(io::steps_of(type), spec.source);
+    const auto agrees = [&](const io::PreTokenized& pre, const std::string& text) {
+      const io::PreTokenized given = cut(pre_tokenizer, text);
+      return pre.text == given.text && std::ranges::equal(pre.pieces, given.pieces, [](const auto& x, const auto& y) {
+               return x.begin == y.begin && x.end == y.end;
+             });
+    };
+    if (!std::equal(wanted.begin(), wanted.end(), texts.begin(), agrees)) continue;
+    if (type.ignore_merges == spec.ignore_merges) return type.name;
+    found = type.name;
   }
-  const io::GgufPreType& kimi = *io::find_gguf_pre_type("kimi-k2");
-  if (steps[0].pattern.text == kimi.patterns[0] && spec.ignore_merges) return std::string(kimi.name);
-  return {};
+  return found;
 }
 
-GgufTokenizerData data_of(const TokenizerSpec& spec, int64_t vocab) {
+// `pre` names the pre-tokenizer of a byte-level vocabulary; it is empty for others.
+GgufTokenizerData data_of(const TokenizerSpec& spec, std::string_view pre, int64_t vocab) {
   using Type = io::GgufTokenType;
   constexpr auto kUnused = static_cast<int32_t>(Type::kUnused);
   GgufTokenizerData data;
@@ -54,7 +69,7 @@ GgufTokenizerData data_of(const TokenizerSpec& spec, int64_t vocab) {
   };
   if (spec.model != TokenizerSpec::Model::kBpe)
     throw Unsupported("{}: only BPE models are written to GGUF", spec.source);
-  const bool byte_level = !pre_of(spec).empty();
+  const bool byte_level = !pre.empty();
   for (const io::VocabEntry& entry : spec.vocab) {
     const bool byte = !byte_level && spec.byte_fallback && entry.text.size() == 6 && entry.text.starts_with("<0x");
     put(entry.id, entry.text, byte ? Type::kByte : Type::kNormal);
@@ -73,7 +88,7 @@ GgufTokenizerData data_of(const TokenizerSpec& spec, int64_t vocab) {
 
   if (byte_level) {
     data.model = "gpt2";
-    data.pre = pre_of(spec);
+    data.pre = pre;
     for (const io::Merge& merge : spec.merges) {
       const std::string &left = texts.at(merge.left), &right = texts.at(merge.right);
       if (left.find(' ') != std::string::npos || right.find(' ') != std::string::npos)
@@ -89,8 +104,9 @@ GgufTokenizerData data_of(const TokenizerSpec& spec, int64_t vocab) {
     data.add_space_prefix = prepends || !spec.pre_tokenizers.empty();
   } else {
     throw Unsupported(
-        "{}: a tokenizer that is neither byte-level BPE of a known pattern (gpt-2, llama-bpe, qwen2, kimi-k2) nor "
-        "BPE with byte fallback; GGUF has no form for it here",
+        "{}: a tokenizer that is neither byte-level BPE that cuts texts in a way that GGUF has a name for "
+        "(docs/tokenizers.md) "
+        "nor BPE with byte fallback; GGUF has no form for it here",
         spec.source);
   }
   data.bos = spec.bos;
@@ -110,10 +126,17 @@ GgufTokenizerData data_of(const TokenizerSpec& spec, int64_t vocab) {
 
 }  // namespace
 
-io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab) {
-  const TokenizerSpec spec = io::spec_from_path(directory);
-  const GgufTokenizerData data = data_of(spec, vocab);
-  io::require_same_tokens(Tokenizer(spec), Tokenizer::from_gguf(data), "GGUF");
+io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab,
+                                   const std::function<void(const std::string&)>& note) {
+  TokenizerSpec spec = io::spec_from_path(directory);
+  if (std::erase_if(spec.normalizers, [](const auto& step) { return step.kind == io::NormalizerStep::Kind::kNfc; }) > 0)
+    note(
+        fmt::format("warning: {} normalizes texts to NFC, which GGUF cannot say: letters that are written as two "
+                    "characters, as e and an accent, are read as they stand",
+                    spec.source));
+  const Tokenizer tokenizer(spec);
+  const GgufTokenizerData data = data_of(spec, pre_of(spec, io::tokenizer_probes(tokenizer)), vocab);
+  io::require_same_tokens(tokenizer, Tokenizer::from_gguf(data), "GGUF");
 
   io::GgufMetadata metadata;
   const auto key = [](const char* name) { return std::string("tokenizer.ggml.") + name; };

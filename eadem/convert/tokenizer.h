@@ -5,14 +5,16 @@
 // direction.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "eadem/io/gguf.h"
 
 namespace eadem::convert {
 
-// The tokenizer.ggml.* keys for the tokenizer in `directory`, for a model of `vocab` tokens. Throws NotFound or
-// Unsupported.
-io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab);
+// The tokenizer.ggml.* keys for the tokenizer in `directory`, for a model of `vocab` tokens. `note` hears of what
+// readers of GGUF files leave out. Throws NotFound or Unsupported.
+io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab,
+                                   const std::function<void(const std::string&)>& note);
 
 }  // namespace eadem::convert

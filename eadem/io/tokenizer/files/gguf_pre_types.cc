@@ -201,6 +201,27 @@ constexpr GgufPreType kPreTypes[] = {
 
 }  // namespace
 
+std::span<const GgufPreType> gguf_pre_types() { return kPreTypes; }
+
+std::vector<PreTokenizerStep> steps_of(const GgufPreType& type) {
+  std::vector<PreTokenizerStep> steps;
+  for (const std::string_view pattern : type.patterns) {
+    PreTokenizerStep split{};
+    split.kind = PreTokenizerStep::Kind::kSplit;
+    split.pattern = {Pattern::Kind::kRegex, std::string(pattern)};
+    steps.push_back(std::move(split));
+  }
+  if (!type.byte_level) return steps;
+  // ByteLevel's own pattern is GPT-2's: it takes the place of a last step that has it.
+  const bool gpt2 = known_pattern(type.patterns.back()) == KnownPattern::kGpt2;
+  if (gpt2) steps.pop_back();
+  PreTokenizerStep bytes{};
+  bytes.kind = PreTokenizerStep::Kind::kByteLevel;
+  bytes.use_regex = gpt2;
+  steps.push_back(std::move(bytes));
+  return steps;
+}
+
 const GgufPreType* find_gguf_pre_type(std::string_view name) {
   const auto found = std::find_if(std::begin(kPreTypes), std::end(kPreTypes),
                                   [&](const GgufPreType& type) { return type.name == name; });

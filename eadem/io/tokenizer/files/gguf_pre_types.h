@@ -6,7 +6,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "eadem/io/tokenizer/files/spec.h"
 #include "eadem/io/tokenizer/pattern_matchers.h"
 
 namespace eadem::io {
@@ -21,6 +23,9 @@ struct GgufPreType {
   bool byte_level = true;      // false: SentencePiece spelling with U+2581 for a space and <0xNN> for bytes
 };
 
+std::span<const GgufPreType> gguf_pre_types();
+// The steps of tokenizer.json that cut a text as it does.
+std::vector<PreTokenizerStep> steps_of(const GgufPreType& type);
 // Null if there is none of this name.
 const GgufPreType* find_gguf_pre_type(std::string_view name);
 

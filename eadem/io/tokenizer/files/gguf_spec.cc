@@ -178,20 +178,8 @@ const GgufPreType& pre_type_of(const GgufTokenizerData& data) {
 
 void use_pre_type(const GgufTokenizerData& data, const GgufPreType& type, TokenizerSpec& spec) {
   if (!type.byte_level) use_metaspace_spelling(data, false, spec);
-  for (const std::string_view pattern : type.patterns) {
-    PreTokenizerStep split{};
-    split.kind = PreTokenizerStep::Kind::kSplit;
-    split.pattern = {Pattern::Kind::kRegex, std::string(pattern)};
-    spec.pre_tokenizers.push_back(std::move(split));
-  }
+  for (PreTokenizerStep& step : steps_of(type)) spec.pre_tokenizers.push_back(std::move(step));
   if (type.byte_level) {
-    // ByteLevel's own pattern is GPT-2's: it takes the place of a last step that has it.
-    const bool gpt2 = known_pattern(type.patterns.back()) == KnownPattern::kGpt2;
-    if (gpt2) spec.pre_tokenizers.pop_back();
-    PreTokenizerStep bytes{};
-    bytes.kind = PreTokenizerStep::Kind::kByteLevel;
-    bytes.use_regex = gpt2;
-    spec.pre_tokenizers.push_back(std::move(bytes));
     DecoderStep decoder{};
     decoder.kind = DecoderStep::Kind::kByteLevel;
     spec.decoders.push_back(std::move(decoder));

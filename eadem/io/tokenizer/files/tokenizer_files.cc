@@ -14,13 +14,9 @@
 
 namespace eadem::io {
 
-namespace {
-
 namespace fs = std::filesystem;
 
-// Probe texts on which two tokenizers that differ noticeably would differ: words, numbers, spaces, cases, scripts,
-// marks, control characters, and every token of the vocabulary.
-std::vector<std::string> probes(const Tokenizer& tokenizer) {
+std::vector<std::string> tokenizer_probes(const Tokenizer& tokenizer) {
   std::vector<std::string> texts = {
       "",
       "Once upon a time, there was a little girl named Lily. She didn't like IT'S or we'LL!",
@@ -44,10 +40,8 @@ std::vector<std::string> probes(const Tokenizer& tokenizer) {
   return texts;
 }
 
-}  // namespace
-
 void require_same_tokens(const Tokenizer& from, const Tokenizer& to, std::string_view format) {
-  for (const std::string& text : probes(from)) {
+  for (const std::string& text : tokenizer_probes(from)) {
     std::vector<int32_t> a, b;
     try {
       a = from.encode(text);

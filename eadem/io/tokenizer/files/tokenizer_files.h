@@ -30,8 +30,11 @@ std::vector<std::string> template_file_names(const std::string& folder);
 // Writes each file into `directory`, which must exist, atomically.
 void write_tokenizer_files(const std::vector<TokenizerFile>& files, const std::string& directory);
 
-// Throws Unsupported when two tokenizers encode a probe text differently. Probes cover words, numbers, spaces, scripts,
-// control characters, and every token of the vocabulary. `format` names the format of `to` in the message.
+// Texts on which two tokenizers that differ noticeably would differ: words, numbers, spaces, cases, scripts, marks,
+// control characters, and every token of the vocabulary.
+std::vector<std::string> tokenizer_probes(const Tokenizer& tokenizer);
+// Throws Unsupported when two tokenizers encode a probe of `from` differently. `format` names the format of `to` in the
+// message.
 void require_same_tokens(const Tokenizer& from, const Tokenizer& to, std::string_view format);
 
 }  // namespace eadem::io
