@@ -277,12 +277,13 @@ def kernel_rows(record):
 
 def section(slug, record):
     tests = [test for test in record.get("tests", []) if test["program"] != "build"]  # a step of gpu_check.sh, no test
+    tested = f" at `{record['older']['tests'][:12]}`" if "tests" in record["older"] else ""
     passed, failed, skipped = (sum(test["result"] == result for test in tests) for result in ("passed", "failed", "skipped"))
     lines = [f"\n## {record['device']}", "",
              f"Commit `{record['commit'][:12]}`" + (" with changes" if record.get("dirty") else "")
              + (f", {record['date'][:10]}" if "date" in record else "")
              + (f", driver {record['driver']}, CUDA {record['cuda']}" if "driver" in record else "")
-             + (f"; device tests: {passed} passed, {failed} failed, {skipped} skipped." if tests else ".")]
+             + (f"; device tests{tested}: {passed} passed, {failed} failed, {skipped} skipped." if tests else ".")]
     if record.get("peers"):
         lines += peers_section(slug, record)
     if record["benchmarks"]:
@@ -339,7 +340,7 @@ def machines():
             if not record.get("partial"):
                 merged[slug].pop("partial", None)
         for record in others:
-            for part in ("ceilings", "ops", "peers"):
+            for part in ("tests", "ceilings", "ops", "peers"):
                 if part in record and part not in merged[slug]:
                     merged[slug][part] = record[part]
                     merged[slug]["older"][part] = record["commit"]
