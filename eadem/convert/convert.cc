@@ -111,11 +111,11 @@ std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& che
   } else {
     const fs::path folder = fs::path(checkpoint.config_path).parent_path();
     metadata = config.to_gguf();
+    const std::string name = fs::absolute(folder).lexically_normal().filename().string();
     metadata.insert(metadata.begin() + 1,
-                    {{"general.name", GgufValue::string(fs::absolute(folder).lexically_normal().filename().string())},
-                     {"general.file_type", GgufValue::scalar(file_type)}});
+                    {{"general.name", GgufValue::string(name)}, {"general.file_type", GgufValue::scalar(file_type)}});
     if (with_tokenizer) {
-      GgufMetadata tokenizer = gguf_tokenizer_of(folder.empty() ? "." : folder.string(), config.vocab_size, note);
+      GgufMetadata tokenizer = gguf_tokenizer_of(folder.empty() ? "." : folder.string(), name, config.vocab_size, note);
       metadata.insert(metadata.end(), tokenizer.begin(), tokenizer.end());
     }
     // The config's own ids, for keys that the tokenizer did not set.

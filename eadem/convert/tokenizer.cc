@@ -50,11 +50,12 @@ std::string_view pre_of(const TokenizerSpec& spec, std::span<const std::string> 
 }
 
 // `pre` names the pre-tokenizer of a byte-level vocabulary; it is empty for others.
-GgufTokenizerData data_of(const TokenizerSpec& spec, std::string_view pre, int64_t vocab) {
+GgufTokenizerData data_of(const TokenizerSpec& spec, const std::string& name, std::string_view pre, int64_t vocab) {
   using Type = io::GgufTokenType;
   constexpr auto kUnused = static_cast<int32_t>(Type::kUnused);
   GgufTokenizerData data;
   data.source = spec.source;
+  data.name = name;
   data.chat_templates = spec.chat_templates;
   const auto size = static_cast<size_t>(vocab);
   data.tokens.resize(size);
@@ -75,9 +76,14 @@ GgufTokenizerData data_of(const TokenizerSpec& spec, std::string_view pre, int64
     put(entry.id, entry.text, byte ? Type::kByte : Type::kNormal);
   }
   for (const io::AddedToken& token : spec.added_tokens) {
-    if (token.lstrip || token.rstrip || token.single_word)
-      throw Unsupported("{}: added token {} takes spaces or whole words only, which GGUF cannot say", spec.source,
-                        token.content);
+    if (token.lstrip || token.single_word)
+      throw Unsupported("{}: added token {} takes spaces before it or whole words only, which GGUF cannot say",
+                        spec.source, token.content);
+    if (token.rstrip != io::takes_space_behind(data, token.content))
+      throw Unsupported(
+          "{}: added token {} {} the white space behind it. Readers of GGUF files decide that by whether the "
+          "model's name has phi-3 or phi3 in it; that of the directory is '{}'",
+          spec.source, token.content, token.rstrip ? "takes" : "does not take", name);
     put(token.id, token.content,
         !token.special                                   ? Type::kUserDefined
         : !byte_level && token.content == spec.unk_token ? Type::kUnknown
@@ -126,7 +132,7 @@ GgufTokenizerData data_of(const TokenizerSpec& spec, std::string_view pre, int64
 
 }  // namespace
 
-io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab,
+io::GgufMetadata gguf_tokenizer_of(const std::string& directory, const std::string& name, int64_t vocab,
                                    const std::function<void(const std::string&)>& note) {
   TokenizerSpec spec = io::spec_from_path(directory);
   if (std::erase_if(spec.normalizers, [](const auto& step) { return step.kind == io::NormalizerStep::Kind::kNfc; }) > 0)
@@ -135,11 +141,11 @@ io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab,
                     "characters, as e and an accent, are read as they stand",
                     spec.source));
   const Tokenizer tokenizer(spec);
-  const GgufTokenizerData data = data_of(spec, pre_of(spec, io::tokenizer_probes(tokenizer)), vocab);
+  const GgufTokenizerData data = data_of(spec, name, pre_of(spec, io::tokenizer_probes(tokenizer)), vocab);
   io::require_same_tokens(tokenizer, Tokenizer::from_gguf(data), "GGUF");
 
   io::GgufMetadata metadata;
-  const auto key = [](const char* name) { return std::string("tokenizer.ggml.") + name; };
+  const auto key = [](const char* last) { return std::string("tokenizer.ggml.") + last; };
   metadata.emplace_back(key("model"), GgufValue::string(data.model));
   metadata.emplace_back(key("pre"), GgufValue::string(data.pre.empty() ? "default" : data.pre));
   metadata.emplace_back(key("tokens"), GgufValue::strings(data.tokens));
@@ -147,11 +153,11 @@ io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab,
     metadata.emplace_back(key("scores"), GgufValue::scalars(std::span<const float>(data.scores)));
   metadata.emplace_back(key("token_type"), GgufValue::scalars(std::span<const int32_t>(data.token_types)));
   if (!data.merges.empty()) metadata.emplace_back(key("merges"), GgufValue::strings(data.merges));
-  for (const auto& [name, id] : {std::pair{"bos_token_id", data.bos},
-                                 {"eos_token_id", data.eos},
-                                 {"unknown_token_id", data.unk},
-                                 {"padding_token_id", data.pad}})
-    if (id) metadata.emplace_back(key(name), GgufValue::scalar(static_cast<uint32_t>(*id)));
+  for (const auto& [id_key, id] : {std::pair{"bos_token_id", data.bos},
+                                   {"eos_token_id", data.eos},
+                                   {"unknown_token_id", data.unk},
+                                   {"padding_token_id", data.pad}})
+    if (id) metadata.emplace_back(key(id_key), GgufValue::scalar(static_cast<uint32_t>(*id)));
   metadata.emplace_back(key("add_bos_token"), GgufValue::boolean(*data.add_bos));
   metadata.emplace_back(key("add_eos_token"), GgufValue::boolean(*data.add_eos));
   if (data.add_space_prefix) metadata.emplace_back(key("add_space_prefix"), GgufValue::boolean(*data.add_space_prefix));

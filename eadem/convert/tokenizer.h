@@ -12,9 +12,9 @@
 
 namespace eadem::convert {
 
-// The tokenizer.ggml.* keys for the tokenizer in `directory`, for a model of `vocab` tokens. `note` hears of what
-// readers of GGUF files leave out. Throws NotFound or Unsupported.
-io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab,
+// The tokenizer.ggml.* keys for the tokenizer in `directory`, for a model of `vocab` tokens whose general.name is
+// `name`. `note` hears of what readers of GGUF files leave out. Throws NotFound or Unsupported.
+io::GgufMetadata gguf_tokenizer_of(const std::string& directory, const std::string& name, int64_t vocab,
                                    const std::function<void(const std::string&)>& note);
 
 }  // namespace eadem::convert

@@ -34,12 +34,12 @@ class GgufTokenizers : public testing::Test {
     return io::spec_from_gguf(io::small_gguf(io::read_golden("pre_types.json"), "byte_level", name));
   }
   // The name that the GGUF form of a tokenizer.json has.
-  std::string pre_of(const std::string& json) {
+  std::string pre_of(const std::string& json, const std::string& model = "model") {
     std::ofstream(folder_ / "tokenizer.json") << json;
     notes_.clear();
-    const auto vocab = static_cast<int64_t>(spec_of("gpt-2").vocab.size());
+    const auto vocab = static_cast<int64_t>(spec_of("gpt-2").vocab.size()) + num_added_;
     for (const auto& [key, value] :
-         gguf_tokenizer_of(folder_.string(), vocab, [&](const std::string& note) { notes_.push_back(note); }))
+         gguf_tokenizer_of(folder_.string(), model, vocab, [&](const std::string& note) { notes_.push_back(note); }))
       if (key == "tokenizer.ggml.pre") return std::get<std::string>(value.data);
     return {};
   }
@@ -53,6 +53,7 @@ class GgufTokenizers : public testing::Test {
 
   fs::path folder_;
   std::vector<std::string> notes_;
+  int64_t num_added_ = 0;  // tokens beyond the small vocabulary
 };
 
 // The patterns of bailingmoe are qwen2's, written with possessive repetitions.
@@ -84,6 +85,35 @@ TEST_F(GgufTokenizers, WhatNoNameCutsAsIsRefused) {
     ADD_FAILURE() << "accepted";
   } catch (const Unsupported& error) {
     EXPECT_NE(std::string(error.what()).find("GGUF has a name for"), std::string::npos) << error.what();
+  }
+}
+
+// llama.cpp knows by the name of Phi-3 that its special tokens take the white space behind them.
+TEST_F(GgufTokenizers, TokensThatTakeSpaceBehindThemAreThoseOfPhi3) {
+  io::TokenizerSpec spec = spec_of("gpt-2");
+  for (const char* token : {"<|user|>", "<|endoftext|>"}) {
+    io::AddedToken added;
+    added.id = static_cast<int32_t>(spec.vocab.size());
+    added.content = token;
+    added.special = true;
+    added.rstrip = added.content == "<|user|>";
+    spec.vocab.push_back({added.content, added.id});
+    spec.added_tokens.push_back(added);
+  }
+  num_added_ = 2;
+  const std::string json = io::to_tokenizer_json(spec);
+  EXPECT_EQ(pre_of(json, "Phi-3-mini"), "gpt-2");
+  EXPECT_THROW(pre_of(json, "other"), Unsupported);
+
+  io::GgufTokenizerData data = io::small_gguf(io::read_golden("pre_types.json"), "byte_level", "gpt-2");
+  for (const char* token : {"<|user|>", "<|endoftext|>"}) data.tokens.push_back(token);
+  data.token_types.assign(data.tokens.size(), static_cast<int32_t>(io::GgufTokenType::kNormal));
+  data.token_types.end()[-1] = data.token_types.end()[-2] = static_cast<int32_t>(io::GgufTokenType::kControl);
+  for (const auto& [name, taken] : {std::pair("My phi3 model", true), {"other", false}}) {
+    data.name = name;
+    const io::Tokenizer tokenizer = io::Tokenizer::from_gguf(data);
+    EXPECT_EQ(tokenizer.encode("<|user|>\n a") == tokenizer.encode("<|user|>a"), taken) << name;
+    EXPECT_NE(tokenizer.encode("<|endoftext|>\n a"), tokenizer.encode("<|endoftext|>a")) << name;
   }
 }
 

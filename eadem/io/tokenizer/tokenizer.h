@@ -57,6 +57,7 @@ enum class GgufTokenType : int32_t {
 // The tokenizer keys of a GGUF file, unchanged. Optionals are keys that may be missing.
 struct GgufTokenizerData {
   std::string source;                // file name, for messages
+  std::string name;                  // general.name: see takes_space_behind in files/readers.h
   std::string model;                 // tokenizer.ggml.model: "gpt2", "llama", "t5" or "gemma4"
   std::string pre;                   // tokenizer.ggml.pre: a name of gguf_pre_types.h; only "gpt2" reads it
   std::vector<std::string> tokens;   // index is the id

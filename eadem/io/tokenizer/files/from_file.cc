@@ -109,6 +109,7 @@ Tokenizer tokenizer_from_gguf(const GgufFile& file, const std::atomic<bool>* can
 GgufTokenizerData gguf_tokenizer_data(const GgufFile& file) {
   GgufTokenizerData data;
   data.source = file.path();
+  data.name = file.optional_string("general.name").value_or("");
   data.model = file.string("tokenizer.ggml.model");
   data.pre = file.optional_string("tokenizer.ggml.pre").value_or("");
   data.tokens = file.strings("tokenizer.ggml.tokens");

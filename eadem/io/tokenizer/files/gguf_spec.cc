@@ -2,6 +2,7 @@
 //
 // tokenizer.ggml.* to a TokenizerSpec. Conventions are llama.cpp's, which defines them.
 #include <algorithm>
+#include <cctype>
 #include <limits>
 #include <numeric>
 
@@ -199,6 +200,13 @@ std::optional<int32_t> id_of(const std::optional<int64_t>& id, std::string_view 
 
 }  // namespace
 
+bool takes_space_behind(const GgufTokenizerData& data, std::string_view token) {
+  std::string name = data.name;
+  std::ranges::transform(name, name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (name.find("phi-3") == std::string::npos && name.find("phi3") == std::string::npos) return false;
+  return token != "<unk>" && token != "<s>" && token != "<|endoftext|>";
+}
+
 TokenizerSpec spec_from_gguf(const GgufTokenizerData& data, const std::atomic<bool>* cancel) {
   constexpr std::string_view kModels[] = {"gpt2", "llama", "t5", "gemma4"};
   if (std::find(std::begin(kModels), std::end(kModels), data.model) == std::end(kModels))
@@ -230,6 +238,7 @@ TokenizerSpec spec_from_gguf(const GgufTokenizerData& data, const std::atomic<bo
     token.content = data.tokens[id];
     token.special = type != GgufTokenType::kUserDefined;
     token.normalized = user_defined && data.of_sentencepiece;
+    token.rstrip = takes_space_behind(data, token.content);
     spec.added_tokens.push_back(std::move(token));
   }
   bool add_bos = true;

@@ -53,6 +53,9 @@ TokenizerSpec spec_from_tiktoken(std::string_view content, const std::string& so
                                  const std::atomic<bool>* cancel = nullptr);
 
 TokenizerSpec spec_from_gguf(const GgufTokenizerData& data, const std::atomic<bool>* cancel = nullptr);
+// Whether this added token takes the white space behind it. GGUF has no key for that: llama.cpp goes by whether the
+// model's name is one of Phi-3, all of whose added tokens do, but for three.
+bool takes_space_behind(const GgufTokenizerData& data, std::string_view token);
 // The tokenizer keys of a file's metadata.
 GgufTokenizerData gguf_tokenizer_data(const GgufFile& file);
 
