@@ -218,8 +218,7 @@ engine::Calibration calibrate(const models::Checkpoint& checkpoint, const Conver
   return calibration;
 }
 
-// Whether there is a tokenizer to convert. Says so when there is none; throws Unsupported if it cannot be
-// converted.
+// Whether there is a tokenizer to convert. Says so when there is none.
 bool has_tokenizer(const models::Checkpoint& checkpoint, bool to_gguf, const Note& note) {
   const auto none = [&] {
     note(fmt::format("warning: {} has no tokenizer; none is written", checkpoint.path));
@@ -228,12 +227,10 @@ bool has_tokenizer(const models::Checkpoint& checkpoint, bool to_gguf, const Not
   if (const auto* gguf = dynamic_cast<const io::GgufFile*>(checkpoint.weights.get()))
     return to_gguf || gguf->find_metadata("tokenizer.ggml.model") != nullptr || none();
   const fs::path folder = fs::path(checkpoint.config_path).parent_path();
-  if (!to_gguf || fs::exists(folder / "tokenizer.json")) return true;
-  if (fs::exists(folder / "vocab.json") || fs::exists(folder / "tokenizer.model"))
-    throw Unsupported(
-        "{}: only tokenizer.json and tiktoken.model are converted to GGUF; --no-tokenizer leaves the tokenizer out",
-        folder.string());
-  return fs::exists(folder / "tiktoken.model") || none();
+  if (!to_gguf) return true;
+  for (const char* name : {"tokenizer.json", "vocab.json", "tokenizer.model", "tiktoken.model"})
+    if (fs::exists(folder / name)) return true;
+  return none();
 }
 
 }  // namespace

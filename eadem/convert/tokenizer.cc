@@ -2,8 +2,11 @@
 #include "eadem/convert/tokenizer.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <limits>
 #include <map>
 
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/tokenizer/files/gguf_pre_types.h"
 #include "eadem/io/tokenizer/files/readers.h"
 #include "eadem/io/tokenizer/files/tokenizer_files.h"
@@ -49,17 +52,22 @@ std::string_view pre_of(const TokenizerSpec& spec, std::span<const std::string> 
   return found;
 }
 
-// `pre` names the pre-tokenizer of a byte-level vocabulary; it is empty for others.
-GgufTokenizerData data_of(const TokenizerSpec& spec, const std::string& name, std::string_view pre, int64_t vocab) {
+// `pre` names the pre-tokenizer of a byte-level vocabulary; it is empty for others. `pieces`: those of SentencePiece
+// that the spec was made of, or null.
+GgufTokenizerData data_of(const TokenizerSpec& spec, const GgufTokenizerData* pieces, const std::string& name,
+                          std::string_view pre, int64_t vocab) {
   using Type = io::GgufTokenType;
   constexpr auto kUnused = static_cast<int32_t>(Type::kUnused);
-  GgufTokenizerData data;
+  GgufTokenizerData data = pieces != nullptr ? *pieces : GgufTokenizerData{};
+  const size_t num_pieces = data.tokens.size();
+  data.of_sentencepiece = false;
   data.source = spec.source;
   data.name = name;
   data.chat_templates = spec.chat_templates;
   const auto size = static_cast<size_t>(vocab);
+  if (num_pieces > size) throw DataCorrupted("{}: has {} tokens; the model has {}", spec.source, num_pieces, vocab);
   data.tokens.resize(size);
-  data.token_types.assign(size, kUnused);
+  data.token_types.resize(size, kUnused);
   std::map<int32_t, std::string> texts;
   const auto put = [&](int32_t id, const std::string& text, Type type) {
     if (id < 0 || id >= vocab)
@@ -68,10 +76,11 @@ GgufTokenizerData data_of(const TokenizerSpec& spec, const std::string& name, st
     data.token_types[static_cast<size_t>(id)] = static_cast<int32_t>(type);
     texts[id] = text;
   };
-  if (spec.model != TokenizerSpec::Model::kBpe)
-    throw Unsupported("{}: only BPE models are written to GGUF", spec.source);
+  if (spec.model != TokenizerSpec::Model::kBpe && pieces == nullptr)
+    throw Unsupported("{}: of tokenizer.json only BPE models are written to GGUF", spec.source);
   const bool byte_level = !pre.empty();
   for (const io::VocabEntry& entry : spec.vocab) {
+    if (static_cast<size_t>(entry.id) < num_pieces) continue;
     const bool byte = !byte_level && spec.byte_fallback && entry.text.size() == 6 && entry.text.starts_with("<0x");
     put(entry.id, entry.text, byte ? Type::kByte : Type::kNormal);
   }
@@ -84,15 +93,19 @@ GgufTokenizerData data_of(const TokenizerSpec& spec, const std::string& name, st
           "{}: added token {} {} the white space behind it. Readers of GGUF files decide that by whether the "
           "model's name has phi-3 or phi3 in it; that of the directory is '{}'",
           spec.source, token.content, token.rstrip ? "takes" : "does not take", name);
+    if (static_cast<size_t>(token.id) < num_pieces && data.tokens[static_cast<size_t>(token.id)] == token.content)
+      continue;
     put(token.id, token.content,
         !token.special                                   ? Type::kUserDefined
         : !byte_level && token.content == spec.unk_token ? Type::kUnknown
                                                          : Type::kControl);
   }
   for (size_t id = 0; id < size; ++id)
-    if (data.token_types[id] == kUnused) data.tokens[id] = fmt::format("[PAD{}]", id);
+    if (data.token_types[id] == kUnused && id >= num_pieces) data.tokens[id] = fmt::format("[PAD{}]", id);
 
-  if (byte_level) {
+  if (pieces != nullptr) {
+    data.scores.resize(size, std::numeric_limits<float>::lowest());
+  } else if (byte_level) {
     data.model = "gpt2";
     data.pre = pre;
     for (const io::Merge& merge : spec.merges) {
@@ -141,7 +154,14 @@ io::GgufMetadata gguf_tokenizer_of(const std::string& directory, const std::stri
                     "characters, as e and an accent, are read as they stand",
                     spec.source));
   const Tokenizer tokenizer(spec);
-  const GgufTokenizerData data = data_of(spec, name, pre_of(spec, io::tokenizer_probes(tokenizer)), vocab);
+  std::optional<GgufTokenizerData> pieces;
+  if (std::ranges::any_of(spec.normalizers,
+                          [](const auto& step) { return step.kind == io::NormalizerStep::Kind::kSentencePiece; }))
+    pieces = io::sentencepiece_data(
+        io::read_file((std::filesystem::path(directory) / "tokenizer.model").string(), io::kMaxTokenizerFileBytes),
+        spec.source);
+  const std::string_view pre = pieces ? std::string_view() : pre_of(spec, io::tokenizer_probes(tokenizer));
+  const GgufTokenizerData data = data_of(spec, pieces ? &*pieces : nullptr, name, pre, vocab);
   io::require_same_tokens(tokenizer, Tokenizer::from_gguf(data), "GGUF");
 
   io::GgufMetadata metadata;
@@ -161,6 +181,12 @@ io::GgufMetadata gguf_tokenizer_of(const std::string& directory, const std::stri
   metadata.emplace_back(key("add_bos_token"), GgufValue::boolean(*data.add_bos));
   metadata.emplace_back(key("add_eos_token"), GgufValue::boolean(*data.add_eos));
   if (data.add_space_prefix) metadata.emplace_back(key("add_space_prefix"), GgufValue::boolean(*data.add_space_prefix));
+  if (data.remove_extra_whitespaces) metadata.emplace_back(key("remove_extra_whitespaces"), GgufValue::boolean(true));
+  if (!data.precompiled_charsmap.empty()) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(data.precompiled_charsmap.data());
+    metadata.emplace_back(key("precompiled_charsmap"),
+                          GgufValue::scalars(std::span(bytes, data.precompiled_charsmap.size())));
+  }
   for (auto& member : io::gguf_metadata_of(data.chat_templates)) metadata.push_back(std::move(member));
   return metadata;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Converts a tokenizer.json or tiktoken.model to GGUF metadata. Features that GGUF cannot express are refused by name,
+// Converts the tokenizer of a directory to GGUF metadata. Features that GGUF cannot express are refused by name,
 // and the result is checked on texts before it is used. io/tokenizer/files/tokenizer_files.h converts in the other
 // direction.
 #pragma once

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "eadem/core/error.h"
 #include "eadem/io/tokenizer/files/gguf_pre_types.h"
@@ -42,6 +43,12 @@ class GgufTokenizers : public testing::Test {
          gguf_tokenizer_of(folder_.string(), model, vocab, [&](const std::string& note) { notes_.push_back(note); }))
       if (key == "tokenizer.ggml.pre") return std::get<std::string>(value.data);
     return {};
+  }
+  // The keys for the files of the folder.
+  std::map<std::string, io::GgufValue> keys_of(int64_t vocab) {
+    const io::GgufMetadata metadata =
+        gguf_tokenizer_of(folder_.string(), "model", vocab, [&](const std::string& note) { notes_.push_back(note); });
+    return {metadata.begin(), metadata.end()};
   }
   // A tokenizer.json with these steps in place of its own.
   static std::string with(const std::string& part, const std::string& steps) {
@@ -86,6 +93,32 @@ TEST_F(GgufTokenizers, WhatNoNameCutsAsIsRefused) {
   } catch (const Unsupported& error) {
     EXPECT_NE(std::string(error.what()).find("GGUF has a name for"), std::string::npos) << error.what();
   }
+}
+
+TEST_F(GgufTokenizers, PiecesOfSentencePieceAreWrittenAsTheyAre) {
+  const fs::path models = fs::path(EADEM_SOURCE_DIR) / "tests/data/tokenizer";
+  for (const auto& [file, model] : {std::pair("spm_bpe.model", "llama"), {"spm_unigram.model", "t5"}}) {
+    fs::copy_file(models / file, folder_ / "tokenizer.model", fs::copy_options::overwrite_existing);
+    const int64_t pieces = io::Tokenizer::from_file((models / file).string()).vocab_size();
+    const auto keys = keys_of(pieces + 2);
+    EXPECT_EQ(keys.at("tokenizer.ggml.model"), io::GgufValue::string(model));
+    const auto& tokens = std::get<io::GgufArray>(keys.at("tokenizer.ggml.tokens").data).strings;
+    ASSERT_EQ(std::ssize(tokens), pieces + 2) << file;
+    EXPECT_EQ(tokens.back(), fmt::format("[PAD{}]", pieces + 1));
+    EXPECT_THROW(keys_of(pieces - 1), DataCorrupted) << file;
+  }
+  // A GGUF file has no normalizer that leaves symbols of the user alone.
+  fs::copy_file(models / "spm_bpe_symbols.model", folder_ / "tokenizer.model", fs::copy_options::overwrite_existing);
+  EXPECT_THROW(keys_of(1000), Unsupported);
+}
+
+TEST_F(GgufTokenizers, VocabAndMergesAreWritten) {
+  std::ofstream(folder_ / "vocab.json") << R"({"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3})";
+  std::ofstream(folder_ / "merges.txt") << "#version: 0.2\na b\n";
+  std::ofstream(folder_ / "tokenizer_config.json") << R"({"tokenizer_class": "GPT2Tokenizer"})";
+  const auto keys = keys_of(4);
+  EXPECT_EQ(keys.at("tokenizer.ggml.pre"), io::GgufValue::string("gpt-2"));
+  EXPECT_EQ(std::get<io::GgufArray>(keys.at("tokenizer.ggml.merges").data).strings, (std::vector<std::string>{"a b"}));
 }
 
 // llama.cpp knows by the name of Phi-3 that its special tokens take the white space behind them.

@@ -142,8 +142,7 @@ void read_normalizer(Message normalizer, GgufTokenizerData& data) {
 // The first field is a piece. No text begins with a line feed and a number that is not printable.
 bool is_sentencepiece(std::string_view content) { return content.starts_with('\n'); }
 
-TokenizerSpec spec_from_sentencepiece(std::string_view content, const std::string& source,
-                                      const std::atomic<bool>* cancel) {
+GgufTokenizerData sentencepiece_data(std::string_view content, const std::string& source) {
   GgufTokenizerData data;
   data.source = source;
   data.of_sentencepiece = true;
@@ -167,7 +166,12 @@ TokenizerSpec spec_from_sentencepiece(std::string_view content, const std::strin
   }
   data.add_bos = data.model == "llama" && data.bos;  // Llama's way; a tokenizer_config.json may say otherwise
   data.add_eos = false;
-  return spec_from_gguf(data, cancel);
+  return data;
+}
+
+TokenizerSpec spec_from_sentencepiece(std::string_view content, const std::string& source,
+                                      const std::atomic<bool>* cancel) {
+  return spec_from_gguf(sentencepiece_data(content, source), cancel);
 }
 
 }  // namespace eadem::io
