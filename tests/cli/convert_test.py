@@ -322,7 +322,7 @@ class Convert(ProgramTest):
                 for key in left:
                     self.assertRegex(key, r"embed|lm_head|head\.weight|gate\.weight|compressor|indexer|wo_a")
                 self.done("explain", out)
-        # Of transposed matrices, columns are outputs, which no text weighs.
+        # The columns of a transposed matrix are outputs, and an importance matrix weighs inputs.
         out = self.folder / "gpt2"
         self.assertIn("no layer is stored in int8",
                       self.done("convert", GOLDEN / "gpt2", out, "--type", "int8").err)
@@ -335,7 +335,7 @@ class Convert(ProgramTest):
         self.done("convert", source, gguf, "--type", "q8_0")
         self.done("convert", gguf, self.folder / "calibrated", "--type", "int8", "--calibrate", text)
 
-    # Of experts and groups, norms and biases are rows; other programs read them, and convolutions, in f32.
+    # Norms and biases of experts or groups are stored as rows. Other programs read them, and convolutions, in f32 only.
     def test_vectors_are_not_rounded(self):
         for name, parts in (("gpt_oss_mxfp4", ("ffn_gate_exps.bias", "ffn_down_exps.bias")), ("lfm2", ("shortconv.conv.weight",)),
                             ("granitemoehybrid", ("ssm_conv1d.weight", "ssm_norm.weight")),

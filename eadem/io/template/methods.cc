@@ -84,7 +84,8 @@ Value capitalize(Runtime& rt, const Value& self, const CallArgs& args) {
   return result(rt, self, capitalize_text(text_of(self)));
 }
 
-// What the arguments `at` and `at + 1` bound, as a slice does in code points; null where it begins behind its end.
+// The part of `text` from the code point that argument `at` gives to the one that `at + 1` gives, counted as by slices
+// of Python. Null if the part would begin behind its end.
 std::optional<TextRange> bounded(Runtime& rt, const Bound& bound, size_t at, std::string_view text) {
   const auto given = [&](size_t i) { return bound[i] != nullptr && !bound[i]->is<None>(); };
   if (!given(at) && !given(at + 1)) return TextRange{0, text.size()};

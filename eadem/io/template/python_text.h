@@ -29,7 +29,7 @@ std::string_view strip_right(std::string_view text);
 
 std::string to_upper(std::string_view text);
 std::string to_lower(std::string_view text);
-// Of a character at the beginning of a word.
+// Maps each character to its title case, which Python gives to the first character of a word.
 std::string to_title(std::string_view text);
 bool is_upper_char(char32_t value);
 bool is_lower_char(char32_t value);

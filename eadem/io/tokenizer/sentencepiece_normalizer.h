@@ -24,7 +24,8 @@ class SentencePieceNormalizer {
   void apply(std::string& text, TextWork& work) const;
 
  private:
-  // What stands for the beginning of a text that is not empty: a symbol, what the map has for it, or its character.
+  // The beginning of a text that is replaced as a whole, and what replaces it: a symbol stays itself, else the longest
+  // rule of the map applies, else one character stays itself. The text is not empty.
   PrecompiledMap::Match prefix_of(std::string_view text) const;
 
   std::optional<PrecompiledMap> map_;

@@ -347,7 +347,8 @@ struct Tokenizer::Impl {
   std::vector<NamedTemplate> chat_templates;
   std::vector<Token> tokens;  // by id
   StringMap<int32_t> ids;
-  // Of added tokens that are searched in normalized text, by their text: what decoders take for it, as the reference.
+  // The normal forms of added tokens that are searched in normalized text, by the text of the token. Decoders write
+  // these forms, as the Hugging Face library does.
   StringMap<std::string> normal_forms;
 };
 

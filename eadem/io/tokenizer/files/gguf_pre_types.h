@@ -24,7 +24,7 @@ struct GgufPreType {
 };
 
 std::span<const GgufPreType> gguf_pre_types();
-// The steps of tokenizer.json that cut a text as it does.
+// Returns the steps of a tokenizer.json that cut texts as `type` does.
 std::vector<PreTokenizerStep> steps_of(const GgufPreType& type);
 // Null if there is none of this name.
 const GgufPreType* find_gguf_pre_type(std::string_view name);

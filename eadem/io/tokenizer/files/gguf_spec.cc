@@ -68,7 +68,7 @@ std::vector<uint32_t> ranks_from_scores(const GgufTokenizerData& data) {
   return ranks;
 }
 
-// All of it, as a file of SentencePiece says.
+// Uses the whole normalizer that a file of SentencePiece describes.
 void use_normalizer_of_model(const GgufTokenizerData& data, TokenizerSpec& spec) {
   NormalizerStep step{};
   step.kind = NormalizerStep::Kind::kSentencePiece;

@@ -42,7 +42,7 @@ TokenizerSpec spec_from_vocab_and_merges(const std::string& vocab_path, const st
 // SentencePiece's tokenizer.model: BPE and unigram models. `content` is what lies in the file `source`.
 TokenizerSpec spec_from_sentencepiece(std::string_view content, const std::string& source,
                                       const std::atomic<bool>* cancel = nullptr);
-// Its pieces, as the keys of a GGUF file would state them.
+// The pieces of a SentencePiece model, as the keys of a GGUF file would state them.
 GgufTokenizerData sentencepiece_data(std::string_view content, const std::string& source);
 // Whether the bytes of a tokenizer.model are SentencePiece's rather than tiktoken's.
 bool is_sentencepiece(std::string_view content);

@@ -428,7 +428,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
       else
         *reinterpret_cast<uint32_t*>(y + row * kD + d) = pair;
     };
-    // Once all results are stored; a warp rounds a chunk. After it, they may be overwritten.
+    // Called when all results are stored. A warp rounds a chunk at a time. Afterwards results may be overwritten.
     const auto round_results = [&] {
       for (int chunk = warp; chunk < rows_here * kD / static_cast<int>(kIntegerChunk); chunk += kWarps) {
         const int at = chunk * static_cast<int>(kIntegerChunk) + lane * 8;

@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
             };
             if constexpr (S::kTerms == 2) {
               float u[2][S::kTokenTiles][4];
-              // Of a layout that is known, the compiler knows where scales are and of which type.
+              // A layout that is constant needs no instructions to find its scales and their type.
               if (constexpr FragmentLayout kKnown = kKnownLayouts[kGroupLayout]; layout.known == kGroupLayout) {
                 const FragmentLayout known = kKnown;
                 multiply_groups(u, x, known, block, lane);
