@@ -321,15 +321,20 @@ TEST_F(CudaInt8, ProductsOfGroupsHaveTheBitsOfTheDefinition) {
           for (int64_t n = 0; n < out; n += n % 5 + 1) {
             groups.unpack_codes(of_row.data(), weight.stored.view, n, 0, in);
             for (int64_t t = 0; t < tokens; t += t % 3 + 1) {
-              float sum = 0;
+              float sum = 0, of_chunk = 0;
               for (int64_t begin = 0; begin < in; begin += kHalf) {
                 const int64_t group = begin / groups.group_columns(in);
                 const int zero = groups.zero(weight.stored.view, n, group);
                 int dot = 0;
                 for (int64_t k = begin; k < begin + kHalf; ++k)
                   dot += (of_row[static_cast<size_t>(k)] - zero) * static_cast<int>(code_of(rows, t, k));
-                const float term = static_cast<float>(dot) * groups.scale(weight.stored.view, n, group);
-                sum = std::fmaf(term, rows.scales[begin / kIntegerChunk * padded + t], sum);
+                const float scale = groups.scale(weight.stored.view, n, group);
+                if (begin % kIntegerChunk == 0) {
+                  of_chunk = static_cast<float>(dot) * scale;
+                } else {
+                  of_chunk = std::fmaf(static_cast<float>(dot), scale, of_chunk);
+                  sum = std::fmaf(of_chunk, rows.scales[begin / kIntegerChunk * padded + t], sum);
+                }
               }
               ASSERT_EQ(y.view.as<float>()[t * out + n], sum)
                   << type << " " << in << " x " << out << ": " << t << ", " << n << (extreme ? ", extreme" : "");

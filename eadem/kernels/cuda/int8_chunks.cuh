@@ -39,14 +39,22 @@ __device__ inline void store_chunk(const Int8ChunkPlanes& p, int64_t row, int64_
   if (lane % 2 == 0)
     store(p.sums + ((chunk * padded / 8 + row / 8) * 2 + lane / 16) * 64 + row % 8 * 8 + lane / 2 % 8,
           static_cast<float>(sum) * 0x1p-12f);
-  int8_t* to = p.codes + row * p.columns + chunk * kIntegerChunk + lane / 8 * 64 + lane % 8 * 2;
+  const int64_t first = row * p.columns + chunk * kIntegerChunk;
+  int8_t* to = p.codes + first + lane / 8 * 64 + lane % 8 * 2;
+  uint32_t pairs[4];
 #pragma unroll
-  for (int n = 0; n < 4; ++n)
-    *reinterpret_cast<uint16_t*>(to + n * 16) =
-        static_cast<uint16_t>((codes[2 * n] & 255) | (codes[2 * n + 1] & 255) << 8);
+  for (int n = 0; n < 4; ++n) {
+    pairs[n] = static_cast<uint32_t>((codes[2 * n] & 255) | (codes[2 * n + 1] & 255) << 8);
+    *reinterpret_cast<uint16_t*>(to + n * 16) = static_cast<uint16_t>(pairs[n]);
+  }
   // Of 16 columns, a pair of lanes has columns 2 t and 2 t + 1 in one, 2 t + 8 and 2 t + 9 in the other; the first lane
   // stores those with an even number.
   const bool second = lane % 2 == 1;
+  const uint32_t given = second ? pairs[0] | pairs[1] << 16 : pairs[2] | pairs[3] << 16;
+  const uint32_t got = __shfl_xor_sync(kAllLanes, given, 1);
+  const uint2 bytes = second ? make_uint2((got & 0xffffu) | pairs[2] << 16, got >> 16 | pairs[3] << 16)
+                             : make_uint2(pairs[0] | got << 16, pairs[1] | (got & 0xffff0000u));
+  *reinterpret_cast<uint2*>(p.bytes + first + lane * 8) = bytes;
   float halves[8];
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
@@ -54,7 +62,7 @@ __device__ inline void store_chunk(const Int8ChunkPlanes& p, int64_t row, int64_
     halves[2 * t] = static_cast<float>(second ? other : codes[2 * t]);
     halves[2 * t + 1] = static_cast<float>(second ? codes[2 * t + 1] : other);
   }
-  store_vector(p.halves + row * p.columns + chunk * kIntegerChunk + lane * 8, halves);
+  store_vector(p.halves + first + lane * 8, halves);
 }
 
 }  // namespace eadem::kernels::cuda

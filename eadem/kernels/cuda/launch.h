@@ -120,6 +120,7 @@ struct Int8ChunkPlanes {
   float* scales = nullptr;
   f16_t* halves = nullptr;
   f16_t* sums = nullptr;
+  int8_t* bytes = nullptr;
   int64_t rows = 0, columns = 0;  // columns are a multiple of kIntegerChunk
 };
 inline constexpr int64_t kIntegerChunk = 256;
@@ -408,9 +409,7 @@ struct LinearParams {
   DType x_dtype, weight_dtype, bias_dtype, y_dtype;
   const float* x_scales = nullptr;       // [tokens]: x are codes of e4m3; or null
   const float* weight_scales = nullptr;  // with x_scales
-  // Planes of Int8Chunks, as are x and x_scales; or null.
-  const void* x_halves = nullptr;
-  const void* x_sums = nullptr;
+  Int8ChunkPlanes x_chunks{};            // x and x_scales are among them; or none
   WeightScaling weight_scaling = WeightScaling::rows;
 };
 [[nodiscard]] cudaError_t launch_linear_tiles(const LinearParams& params, cudaStream_t stream);
@@ -460,9 +459,7 @@ struct LinearStreamParams {
   // With `up`, for launch_fp8_tiles: [tokens], or null. Becomes the bits of the largest magnitude of each row of y, if
   // it was 0.
   unsigned* y_largest = nullptr;
-  // For launch_integer_stream and launch_integer_tiles: x are planes of Int8Chunks, as are x_scales.
-  const void* x_halves = nullptr;
-  const void* x_sums = nullptr;
+  Int8ChunkPlanes x_chunks{};  // for launch_integer_stream and launch_integer_tiles: x and x_scales are among them
 };
 [[nodiscard]] cudaError_t launch_linear_stream(const LinearStreamParams& params, cudaStream_t stream);
 
@@ -500,6 +497,8 @@ inline constexpr int64_t kIntegerStreamMaxTokens = 32;
 [[nodiscard]] cudaError_t launch_integer_stream(const PackedStreamParams& params, cudaStream_t stream);
 // integer_tiles.cu: the same bits for any number of tokens; one part alone, without `up`.
 [[nodiscard]] cudaError_t launch_integer_tiles(const PackedStreamParams& params, cudaStream_t stream);
+// integer_group_tiles.cu: what launch_integer_tiles calls for codes in groups.
+[[nodiscard]] cudaError_t launch_integer_group_tiles(const PackedStreamParams& params, cudaStream_t stream);
 
 // --- self_test.cu: kernels that test a library's algorithm before it is used.
 

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "eadem/modules/base/norm.h"
 #include "eadem/modules/build_context.h"
+#include "eadem/modules/hybrid/layer_spec.h"
 #include "eadem/modules/hybrid/streams/hyper_connections.h"
 
 namespace eadem::modules {

@@ -75,7 +75,7 @@ void stream_products(CudaDevice& device, const LinearStreamParams& p,
   for (size_t i = 0; i < layouts.size(); ++i)
     if (layouts[i] != nullptr) packed.layouts[i] = *layouts[i];
   if (up_layout != nullptr) packed.up_layout = *up_layout;
-  if (p.x_sums != nullptr) {
+  if (p.x_chunks.sums != nullptr) {
     EADEM_CUDA_CALL(p.tokens > kIntegerStreamMaxTokens ? launch_integer_tiles(packed, device.stream())
                                                        : launch_integer_stream(packed, device.stream()));
     return;
@@ -117,8 +117,7 @@ void compute_rows(CudaDevice& device, const LinearParams& p, const FragmentLayou
          .activation = {},
          .x_scales = p.x_scales,
          .scaling = p.weight_scaling,
-         .x_halves = p.x_halves,
-         .x_sums = p.x_sums},
+         .x_chunks = p.x_chunks},
         {layout});
 }
 

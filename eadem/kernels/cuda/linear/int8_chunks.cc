@@ -27,6 +27,11 @@ int64_t half_place_of(int64_t column) {
   return column - column % 16 + column % 2 * 8 + column % 8 / 2 * 2 + column % 16 / 8;
 }
 
+// Where it stands among the bytes.
+int64_t byte_place_of(int64_t column) {
+  return column - column % 16 + column % 8 / 2 * 4 + column % 16 / 8 * 2 + column % 2;
+}
+
 }  // namespace
 
 const Int8Chunks& Int8Chunks::instance() {
@@ -38,7 +43,7 @@ std::vector<PlaneSpec> Int8Chunks::planes(const Shape& shape) const {
   if (shape.rank() != 2 || shape[1] % kChunk != 0)
     throw InvalidArgument("{} of {}: expected rows of whole chunks of {} values", name(), to_string(shape), kChunk);
   const int64_t chunks = shape[1] / kChunk, padded = round_up(shape[0]);
-  return {{"codes", DType::u8, shape},
+  return {{"codes", DType::u8, Shape{2, shape[0], shape[1]}},
           {"scales", DType::f32, Shape{chunks, padded}},
           {"halves", DType::f16, shape},
           {"sums", DType::f16, Shape{chunks, padded / 8, 2, 8, 8}}};
@@ -49,6 +54,7 @@ Int8ChunkPlanes int8_chunk_planes(const TensorView& encoded) {
           .scales = static_cast<float*>(encoded.plane(1)),
           .halves = static_cast<f16_t*>(encoded.plane(2)),
           .sums = static_cast<f16_t*>(encoded.plane(3)),
+          .bytes = static_cast<int8_t*>(encoded.plane(0)) + encoded.shape[0] * encoded.shape[1],
           .rows = encoded.shape[0],
           .columns = encoded.shape[1]};
 }
@@ -83,6 +89,7 @@ void Int8Chunks::encode_pieces(const TensorView& encoded, const TensorView& valu
         const int code = codes[static_cast<size_t>(i)];
         planes.codes[row * columns + chunk * kChunk + place_of(i)] = static_cast<int8_t>(code);
         planes.halves[row * columns + chunk * kChunk + half_place_of(i)] = f16_t::from_float(static_cast<float>(code));
+        planes.bytes[row * columns + chunk * kChunk + byte_place_of(i)] = static_cast<int8_t>(code);
         sums[static_cast<size_t>(i / kHalf)] += code;
       }
       for (int64_t i = 0; i < kHalves; ++i)

@@ -6,7 +6,7 @@
 //   y = sum over chunks c of u_c * scale_c, in f32, in order of c, by one fma for each
 //   u = I' * D   of q4_k
 //   u = C * d    of q6_k
-//   u = G * s    of groups, for each half of the chunk: two terms of the sum
+//   u = G_1 * s_1 + (G_0 * s_0)   of groups, by one product and one fma, of the halves of the chunk
 //
 //   I    of the chunk, the sum of sub-scale * code * token's code: an integer below 2^24, since the sum of the token's
 //        codes is bounded (int8_chunks.h). It has one value in whatever order its terms are added
@@ -21,8 +21,8 @@
 //
 // The bits of a code are those of the f16 code * 2^-24, also where a code of four bits lies in its word. So all of I'
 // is multiplied by 2^-19, of the minimums m by 2^-7 and S by 2^-12, and all of C by 2^-20. Rounding to f16 is not
-// changed by that: what is below 2^-14 there, is a multiple of 2^-20. G is multiplied by 2^-9 where its codes are f16,
-// and by 2^-1 where they are integers and the tensor core subtracts zero * S, of zero * 2^11 and S * 2^-12.
+// changed by that: what is below 2^-14 there, is a multiple of 2^-20. G is multiplied by 2^-1 where the tensor core
+// subtracts zero * S from an integer, of zero * 2^11 and S * 2^-12.
 //
 // The halves of such a word hold columns 2 t and 2 t + 8, or 2 t + 1 and 2 t + 9, of a step. So f16 fragments have
 // columns 2 t and 2 t + 8 at places 2 t and 2 t + 1, and columns 2 t + 1 and 2 t + 9 at places 2 t + 8 and 2 t + 9.
@@ -58,8 +58,8 @@ __device__ inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b
 
 // --- Fragments of f16.
 
-inline constexpr float kUnit = 0x1p-19f, kSixUnit = 0x1p-20f;          // of I' and C
-inline constexpr float kGroupUnit = 0x1p-9f, kGroupSumUnit = 0x1p-1f;  // of G
+inline constexpr float kUnit = 0x1p-19f, kSixUnit = 0x1p-20f;  // of I' and C
+inline constexpr float kGroupSumUnit = 0x1p-1f;                // of G
 
 __device__ inline const uint32_t (&words_of(const uint4& v))[4] { return *reinterpret_cast<const uint32_t(*)[4]>(&v); }
 
@@ -79,11 +79,6 @@ struct CodeFactors {
       : by{both(32 * factor), both(2 * factor8)}, minus{both(-32768 * factor), both(-2048 * factor8)} {}
 };
 
-// What is added to a code times kGroupUnit: -kGroupUnit * zero point, of rows g and g + 8.
-struct GroupFactors {
-  __half2 minus[2];
-};
-
 // How a half of a chunk is scaled and what its zero points are, in rows g and g + 8.
 struct GroupScales {
   float scale[2];
@@ -98,35 +93,12 @@ struct GroupScales {
       zero[r] = static_cast<float>(layout.has_zeros ? block[layout.zeros + element] : layout.zero);
     }
   }
-  __device__ GroupFactors factors() const { return {both(-kGroupUnit * zero[0]), both(-kGroupUnit * zero[1])}; }
 };
 
 // What a lane holds of a piece of 64 columns of a block. `decode` makes the fragments of its steps 2 group and
 // 2 group + 1.
 template <IntegerCodes kCodes>
 struct Codes;
-
-// Of groups: codes minus zero points, times kGroupUnit.
-template <>
-struct Codes<IntegerCodes::groups> {
-  using Factors = GroupFactors;
-  uint4 words;
-
-  Codes() = default;
-  __device__ Codes(const uint8_t* block, int piece, int lane)
-      : words(reinterpret_cast<const uint4*>(block)[piece * kWarp + lane]) {}
-
-  __device__ void decode(uint32_t (&a)[2][4], int group, const Factors& factors) const {
-#pragma unroll
-    for (int step = 0; step < 2; ++step)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const uint32_t word = words_of(words)[2 * group + step] >> (8 * h);
-        a[step][2 * h] = bits_of(__hfma2(halves(word & 0x000f000fu), both(0x1p24f * kGroupUnit), factors.minus[0]));
-        a[step][2 * h + 1] = bits_of(__hfma2(halves(word & 0x00f000f0u), both(0x1p20f * kGroupUnit), factors.minus[1]));
-      }
-  }
-};
 
 // Of q4_k: codes times sub-scales, kUnit and `factors`.
 template <>
@@ -206,7 +178,7 @@ struct IntegerRows {
 
   __device__ IntegerRows(const LinearStreamParams& p, int tokens_, int lane)
       : codes(static_cast<const int8_t*>(p.x) + lane % 4 * 16),
-        sums(static_cast<const uint32_t*>(p.x_sums) + lane % 4),
+        sums(reinterpret_cast<const uint32_t*>(p.x_chunks.sums) + lane % 4),
         chunk_sums((tokens_ + 7) / 8 * 64),
         tokens(tokens_) {}
 };
@@ -311,9 +283,9 @@ __device__ inline void multiply_four_bits(float (&u)[kTiles][4], const IntegerTo
   }
 }
 
-// The same for a block of groups: u[half] is that of half a chunk.
+// The same for a block of groups.
 template <int kTiles>
-__device__ inline void multiply_groups(float (&u)[2][kTiles][4], const IntegerTokens<kTiles>& x,
+__device__ inline void multiply_groups(float (&u)[kTiles][4], const IntegerTokens<kTiles>& x,
                                        const FragmentLayout& layout, const uint8_t* block, int lane) {
   constexpr uint32_t kNibbles = 0x0f0f0f0fu, kTops = 0xf0f0f0f0u;
 #pragma unroll
@@ -340,11 +312,15 @@ __device__ inline void multiply_groups(float (&u)[2][kTiles][4], const IntegerTo
     for (int r = 0; r < 2; ++r) zero[2 * half + r] = bits_of(both(scales.zero[r] * (-0x1p12f * kGroupSumUnit)));
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
+      float g[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) u[half][t][i] = static_cast<float>(sum[t][i]) * (kGroupSumUnit * of_row(i / 2));
-      mma_f16(u[half][t], zero, x.sums[t][0], x.sums[t][1]);
+      for (int i = 0; i < 4; ++i) g[i] = static_cast<float>(sum[t][i]) * (kGroupSumUnit * of_row(i / 2));
+      mma_f16(g, zero, x.sums[t][0], x.sums[t][1]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) u[half][t][i] *= scales.scale[i / 2] * (1 / kGroupSumUnit);
+      for (int i = 0; i < 4; ++i) {
+        const float scale = scales.scale[i / 2] * (1 / kGroupSumUnit);
+        u[t][i] = half == 0 ? __fmul_rn(g[i], scale) : fmaf(g[i], scale, u[t][i]);
+      }
     }
   }
 }

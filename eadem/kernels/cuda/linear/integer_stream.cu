@@ -3,7 +3,7 @@
 // Products of few rows (up to 32 tokens) of 8-bit codes with K-quants and groups of four bits, which are bound by
 // reading the weight. The warps of a block take the chunks of 256 columns of its rows in turns. Each has a ring of
 // encoded blocks of its own, and multiplies their codes as they are: an integer product for each group of columns with
-// a scale, whose sum over the chunk is exact (integer_products.cuh). The block then adds the chunks in order.
+// a scale, whose sum is exact (integer_products.cuh). The block then adds the chunks in order.
 #include <algorithm>
 
 #include "eadem/kernels/cuda/activation.cuh"
@@ -22,10 +22,10 @@ constexpr int kMostStages = 4, kMostWarps = 16;
 constexpr int kSharedMemory = 228 * 1024;  // of a multiprocessor
 
 // A tile has kRowTiles * 16 outputs and 8 * kTokenTiles tokens. With kGated an output has a row of each weight.
-// kBlocks blocks of kWarps warps share a multiprocessor. A chunk has kTerms terms: 2 of groups, 1 of K-quants.
-template <int kTerms_, int kTokenTiles_, int kRowTiles_, int kBlocks_, bool kGated, int kWarps_ = 8>
+// kBlocks blocks of kWarps warps share a multiprocessor. Weights have kGroups of four bits, or are K-quants.
+template <bool kGroups_, int kTokenTiles_, int kRowTiles_, int kBlocks_, bool kGated, int kWarps_ = 8>
 struct Shape {
-  static constexpr int kTerms = kTerms_;
+  static constexpr bool kGroups = kGroups_;
   static constexpr int kWarps = kWarps_, kThreads = kWarps * kWarp;
   static constexpr int kTokenTiles = kTokenTiles_, kRowTiles = kRowTiles_, kBlocks = kBlocks_;
   static constexpr int kTokens = kTokenTiles * 8, kOutputs = kRowTiles * kRowsOfItem;
@@ -33,8 +33,8 @@ struct Shape {
   static constexpr int kItems = kRowTiles * kMatrices;  // of a chunk: those of `weight`, then those of `up`
   static constexpr int kTileSums = kItems * kRowsOfItem * kTokens;
   static constexpr int kThreadSums = (kTileSums / kMatrices + kThreads - 1) / kThreads;  // of each matrix
-  // Floats of a chunk in shared memory: its terms [item][16 rows][tokens][kTerms], then the scale of each token.
-  static constexpr int kChunkTerms = kTileSums * kTerms + kTokens;
+  // Floats of a chunk in shared memory: its terms [item][16 rows][tokens], then the scale of each token.
+  static constexpr int kChunkTerms = kTileSums + kTokens;
   static_assert(kTokens <= kWarp && kWarps <= kMostWarps);
 };
 
@@ -157,21 +157,18 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
         const IntegerTokens<S::kTokenTiles> x(rows, product, chunk, lane);
         float* const terms_of_chunk = terms + (chunk - round) * S::kChunkTerms;
         if (lane < S::kTokens)
-          terms_of_chunk[S::kTileSums * S::kTerms + lane] =
+          terms_of_chunk[S::kTileSums + lane] =
               __ldg(product.x_scales + chunk * padded_tokens + min(lane, padded_tokens - 1));
 #pragma unroll 1
         for (int i = 0; i < S::kItems; ++i) {
           now.item = i;
           barrier_wait(full + static_cast<uint32_t>(stage) * kBarrierBytes, parity);
-          float* const to = terms_of_chunk + i * kRowsOfItem * S::kTokens * S::kTerms;
+          float* const to = terms_of_chunk + i * kRowsOfItem * S::kTokens;
           if (now.exists(p)) {
             const FragmentLayout& layout = now.layout(p);
             const uint8_t* block = ring + stage * pitch;
-            const auto place_of = [&](int t, int r) {
-              return to + ((lane / 4 + 8 * r) * S::kTokens + t * 8 + lane % 4 * 2) * S::kTerms;
-            };
-            if constexpr (S::kTerms == 2) {
-              float u[2][S::kTokenTiles][4];
+            float u[S::kTokenTiles][4];
+            if constexpr (S::kGroups) {
               // A layout that is constant needs no instructions to find its scales and their type.
               if (constexpr FragmentLayout kKnown = kKnownLayouts[kGroupLayout]; layout.known == kGroupLayout) {
                 const FragmentLayout known = kKnown;
@@ -179,24 +176,17 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
               } else {
                 multiply_groups(u, x, layout, block, lane);
               }
-#pragma unroll
-              for (int t = 0; t < S::kTokenTiles; ++t)
-#pragma unroll
-                for (int r = 0; r < 2; ++r)
-                  *reinterpret_cast<float4*>(place_of(t, r)) =
-                      make_float4(u[0][t][2 * r], u[1][t][2 * r], u[0][t][2 * r + 1], u[1][t][2 * r + 1]);
+            } else if (layout.code == FragmentLayout::Code::bits6) {
+              multiply_six_bits(u, x, block, lane);
             } else {
-              float u[S::kTokenTiles][4];
-              if (layout.code == FragmentLayout::Code::bits6)
-                multiply_six_bits(u, x, block, lane);
-              else
-                multiply_four_bits(u, x, block, lane);
-#pragma unroll
-              for (int t = 0; t < S::kTokenTiles; ++t)
-#pragma unroll
-                for (int r = 0; r < 2; ++r)
-                  *reinterpret_cast<float2*>(place_of(t, r)) = make_float2(u[t][2 * r], u[t][2 * r + 1]);
+              multiply_four_bits(u, x, block, lane);
             }
+#pragma unroll
+            for (int t = 0; t < S::kTokenTiles; ++t)
+#pragma unroll
+              for (int r = 0; r < 2; ++r)
+                *reinterpret_cast<float2*>(to + (lane / 4 + 8 * r) * S::kTokens + t * 8 + lane % 4 * 2) =
+                    make_float2(u[t][2 * r], u[t][2 * r + 1]);
           }
           __syncwarp();
           if (lane == 0) copy_next();
@@ -212,13 +202,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #pragma unroll 8
         for (int chunk = 0; chunk < round_end - round; ++chunk) {
           const float* of_chunk = terms + chunk * S::kChunkTerms;
-          const float scale = of_chunk[S::kTileSums * S::kTerms + at % S::kTokens];
+          const float scale = of_chunk[S::kTileSums + at % S::kTokens];
 #pragma unroll
-          for (int m = 0; m < S::kMatrices; ++m) {
-            const float* of_output = of_chunk + (m * S::kOutputs * S::kTokens + at) * S::kTerms;
-#pragma unroll
-            for (int j = 0; j < S::kTerms; ++j) sum[m][n] = fmaf(of_output[j], scale, sum[m][n]);
-          }
+          for (int m = 0; m < S::kMatrices; ++m)
+            sum[m][n] = fmaf(of_chunk[m * S::kOutputs * S::kTokens + at], scale, sum[m][n]);
         }
       }
       __syncthreads();
@@ -248,14 +235,12 @@ cudaError_t launch_shape(PackedStreamParams p, cudaStream_t stream) {
   for (int i = 0; i < kMostLinearStreamParts; ++i)
     if (p.product.parts[i].out > 0) pitch = std::max(pitch, p.layouts[i].block_bytes);
   p.num_tiles = count_tiles<S>(p.product);
-  // CUDA takes 1024 bytes of each block, barriers and alignment as much. A fifth of the rest is for terms, two fifths
-  // where chunks have two.
+  // CUDA takes 1024 bytes of each block, barriers and alignment as much. A fifth of the rest is for terms.
   constexpr int kMemory = kSharedMemory / S::kBlocks - 2048;
   constexpr int kWarps = S::kWarps;
   constexpr int kTurnBytes = kWarps * S::kChunkTerms * static_cast<int>(sizeof(float));
   const int num_chunks = static_cast<int>(p.product.in / kIntegerChunk);
-  const int turns =
-      std::min(static_cast<int>(ceil_div(num_chunks, kWarps)), std::max(1, kMemory * S::kTerms / 5 / kTurnBytes));
+  const int turns = std::min(static_cast<int>(ceil_div(num_chunks, kWarps)), std::max(1, kMemory / 5 / kTurnBytes));
   const int stages = std::min(kMostStages, (kMemory - turns * kTurnBytes) / (kWarps * pitch));
   if (stages < 1) return cudaErrorInvalidValue;
   const int blocks = std::min(p.num_tiles, static_cast<int>(p.product.multiprocessors) * S::kBlocks);
@@ -264,32 +249,33 @@ cudaError_t launch_shape(PackedStreamParams p, cudaStream_t stream) {
                            turns * kWarps);
 }
 
-template <typename Y, int kTerms, bool kGated>
+template <typename Y, bool kGroups, bool kGated>
 cudaError_t launch_rows(const PackedStreamParams& p, cudaStream_t stream) {
   if (p.product.tokens <= 8) {
     // Blocks of a multiprocessor work side by side. One that has a tile more than the others ends alone, and the memory
     // has little to do meanwhile. So there are as many blocks as give a multiprocessor the fewest tiles at most, unless
     // that is little less than with more blocks. Fewer blocks have more warps each, where there are chunks for them,
     // and memory for the terms.
-    const int64_t tiles = count_tiles<Shape<kTerms, 1, 1, 3, kGated>>(p.product), chunks = p.product.in / kIntegerChunk;
+    const int64_t tiles = count_tiles<Shape<kGroups, 1, 1, 3, kGated>>(p.product),
+                  chunks = p.product.in / kIntegerChunk;
     const auto most_tiles = [&](int blocks) { return blocks * ceil_div(tiles, blocks * p.product.multiprocessors); };
     if (chunks > 8 && most_tiles(1) * 10 < 9 * std::min(most_tiles(2), most_tiles(3)))
-      return launch_shape<Y, Shape<kTerms, 1, 1, 1, kGated, 16>>(p, stream);
+      return launch_shape<Y, Shape<kGroups, 1, 1, 1, kGated, 16>>(p, stream);
     if (most_tiles(2) * 10 < 9 * most_tiles(3)) {
-      if (chunks > 16) return launch_shape<Y, Shape<kTerms, 1, 1, 2, kGated, kTerms == 1 ? 14 : 12>>(p, stream);
-      return launch_shape<Y, Shape<kTerms, 1, 1, 2, kGated>>(p, stream);
+      if (chunks > 16) return launch_shape<Y, Shape<kGroups, 1, 1, 2, kGated, 14>>(p, stream);
+      return launch_shape<Y, Shape<kGroups, 1, 1, 2, kGated>>(p, stream);
     }
-    return launch_shape<Y, Shape<kTerms, 1, 1, 3, kGated>>(p, stream);
+    return launch_shape<Y, Shape<kGroups, 1, 1, 3, kGated>>(p, stream);
   }
-  if (p.product.tokens <= 16) return launch_shape<Y, Shape<kTerms, 2, 1, 2, kGated>>(p, stream);
-  return launch_shape<Y, Shape<kTerms, 4, kGated ? 1 : 2, 1, kGated>>(p, stream);
+  if (p.product.tokens <= 16) return launch_shape<Y, Shape<kGroups, 2, 1, 2, kGated>>(p, stream);
+  return launch_shape<Y, Shape<kGroups, 4, kGated ? 1 : 2, 1, kGated>>(p, stream);
 }
 
-template <int kTerms>
-cudaError_t launch_terms(const PackedStreamParams& p, cudaStream_t stream) {
-  if (p.product.up != nullptr) return launch_rows<bf16_t, kTerms, true>(p, stream);
+template <bool kGroups>
+cudaError_t launch_codes(const PackedStreamParams& p, cudaStream_t stream) {
+  if (p.product.up != nullptr) return launch_rows<bf16_t, kGroups, true>(p, stream);
   return with_f32_or_bf16(p.product.y_dtype,
-                          [&](auto y) { return launch_rows<decltype(y), kTerms, false>(p, stream); });
+                          [&](auto y) { return launch_rows<decltype(y), kGroups, false>(p, stream); });
 }
 
 }  // namespace
@@ -306,8 +292,8 @@ cudaError_t launch_integer_stream(const PackedStreamParams& p, cudaStream_t stre
     if (p.product.parts[i].out > 0) count(p.layouts[i]);
   if (p.product.up != nullptr) count(p.up_layout);
   if (with_groups != 0 && with_groups != products) return cudaErrorInvalidValue;
-  if (with_groups != 0) return launch_terms<2>(p, stream);
-  return launch_terms<1>(p, stream);
+  if (with_groups != 0) return launch_codes<true>(p, stream);
+  return launch_codes<false>(p, stream);
 }
 
 }  // namespace eadem::kernels::cuda

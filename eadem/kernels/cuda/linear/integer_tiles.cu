@@ -1,252 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of many rows of 8-bit codes with K-quants and groups of four bits, with the bits of integer_stream.cu. A
-// block computes tiles of 64 or 128 tokens and 128 rows of the weight, 64 for each of two warpgroups (or 64 rows and 64
-// tokens for each). A warp decodes the 16 rows it multiplies into fragments of f16, codes times their sub-scales or
-// minus their zero points; wgmma multiplies them with the codes of the tokens in shared memory. The warpgroups multiply
-// a chain in turns: a chunk of 256 columns of K-quants, half a chunk of groups.
-//
-// Blocks are paired (a cluster of two), with the same tokens and rows one after another: each copies half of the tokens
-// for both.
-#include <algorithm>
-
-#include "eadem/kernels/cuda/instructions/cluster.cuh"
-#include "eadem/kernels/cuda/instructions/overlap.cuh"
-#include "eadem/kernels/cuda/instructions/ring.cuh"
-#include "eadem/kernels/cuda/instructions/tensor_map.cuh"
-#include "eadem/kernels/cuda/launch.h"
-#include "eadem/kernels/cuda/linear/integer_products.cuh"
+// Products of many rows of 8-bit codes with K-quants, with the bits of integer_stream.cu. A warp decodes the 16 rows it
+// multiplies into fragments of f16, codes times their sub-scales; wgmma multiplies them with the codes of the tokens,
+// which lie in shared memory as f16. The warpgroups multiply a chunk of 256 columns in turns.
+#include "eadem/kernels/cuda/linear/integer_tiles.cuh"
 
 namespace eadem::kernels::cuda {
 
 namespace {
 
-constexpr int kWarpgroups = 2;  // that multiply
-constexpr int kGroupRows = 64;  // of the weight, of a warpgroup
-constexpr int kMultiplyingWarps = kWarpgroups * kWarpgroup / kWarp;
-constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;  // of the last, two copy
-constexpr int kPair = 2;                                  // blocks of a cluster
-// Registers of a thread that multiplies, and of one that copies: what all have at first is all there is.
-constexpr int kGrown = 232, kShrunk = 40;
-static_assert(kWarpgroups * kGrown + kShrunk <= (kWarpgroups + 1) * (65536 / kThreads / 8 * 8));
-constexpr int kPanels = kFragmentPieces;  // of a chunk
-constexpr int kStagePanels = 2;           // of tokens
-constexpr int kStages = 4;                // of tokens
-constexpr int kSlots = 3;                 // chunks whose slots are in memory
-constexpr int kFirstTurn = 1;             // the named barrier of the first warpgroup's turns
-constexpr uint32_t kStepBytes = 32;       // of k in one wgmma
+using namespace tiles;
 
-constexpr FragmentLayout kLargestGroups = with_offsets({.code = FragmentLayout::Code::bits4,
-                                                        .scale_type = FragmentLayout::Scale::f32,
-                                                        .has_zeros = true,
-                                                        .scale_shift = 7});
-
-// kWide: the warpgroups have different rows of the weight, else different tokens.
-template <IntegerCodes kCodes_, bool kWide_, int kTokens_>
-struct Shape {
-  static constexpr IntegerCodes kCodes = kCodes_;
-  static constexpr bool kWide = kWide_, kHasMin = kCodes == IntegerCodes::four;
-  static constexpr int kChains = kCodes == IntegerCodes::groups ? kIntegerChunk / kIntegerGroup : 1;  // of a chunk
-  static constexpr int kChainPanels = kPanels / kChains;
-  static_assert(kChainPanels % kStagePanels == 0);
-  static constexpr int kTokens = kTokens_;  // of a tile
-  static constexpr uint32_t kPanelBytes = kTokens * kPanelRowBytes, kStageBytes = kStagePanels * kPanelBytes;
-  // The slot of a chunk: sums of its tokens (narrow_operand) if there are minimums, their scales, then the encoded
-  // blocks of its rows.
-  static constexpr uint32_t kSumBytes = kHasMin ? kTokens * 32 : 0, kScaleBytes = kTokens * 4;
-  static constexpr int kRows = kGroupRows * (kWide ? kWarpgroups : 1);
-  static constexpr int kGroupTokens = kTokens / (kWide ? 1 : kWarpgroups);
-  static constexpr int kTokenTiles = kGroupTokens / 8;
-  // An encoded block; blocks of groups differ in size, and this is the largest.
-  static constexpr uint32_t kBlockBytes = kCodes == IntegerCodes::four  ? kFourBits.block_bytes
-                                          : kCodes == IntegerCodes::six ? kSixBits.block_bytes
-                                                                        : kLargestGroups.block_bytes;
-  static constexpr int kBlockRows = kRows / kFragmentBlockRows;  // rows of blocks
-  static constexpr uint32_t kSlotBytes = (kSumBytes + kScaleBytes + kBlockRows * kBlockBytes + 127) / 128 * 128;
-  static constexpr uint32_t kSharedBytes = kStages * kStageBytes + kSlots * kSlotBytes;
-  static_assert(kSharedBytes <= 226 * 1024);
-};
-
-// Shared memory, and the barriers in it.
-struct Memory {
-  uint32_t stages;
-  uint8_t* slots;
-  Ring ring, slot_ring;
-};
-
-// The tiles of a launch, tokens first: pairs of blocks take pairs of tiles in turns.
-template <typename S>
-struct Tiles {
-  int tokens, outputs;
-
-  __host__ __device__ explicit Tiles(const LinearStreamParams& p)
-      : tokens(static_cast<int>(ceil_div(p.tokens, int64_t{S::kTokens}))),
-        outputs(static_cast<int>(ceil_div(p.parts[0].out, int64_t{kPair} * S::kRows))) {}
-  __host__ __device__ int count() const { return tokens * outputs; }
-  __device__ int token_of(int tile) const { return tile % tokens * S::kTokens; }
-  __device__ int output_of(int tile, int rank) const { return (tile / tokens * kPair + rank) * S::kRows; }
-  __device__ static int first() { return static_cast<int>(blockIdx.x) / kPair; }
-  __device__ static int step() { return static_cast<int>(gridDim.x) / kPair; }
-};
-
-// By one thread: copies the tokens of this block's tiles, half of them for both blocks. A stage is filled again when
-// the warps of both blocks have left it.
-template <typename S>
-__device__ inline void copy_tokens(const LinearStreamParams& p, const CUtensorMap& map, const Memory& memory,
-                                   int num_chunks, int rank) {
-  const Tiles<S> tiles(p);
-  const uint64_t policy = l2_policy<L2Policy::evict_last>();
-  RingPlace<kStages> place{0, 1};  // parity of the phase before the first: the first round waits for nothing
-  wait_for_earlier_kernels();
-  for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step())
-    for (int panel = 0; panel < num_chunks * kPanels; panel += kStagePanels) {
-      barrier_wait(memory.ring.empty_at(place.stage), place.parity);
-      const uint32_t full = memory.ring.full_at(place.stage);
-      const uint32_t to = memory.stages + static_cast<uint32_t>(place.stage) * S::kStageBytes +
-                          static_cast<uint32_t>(rank) * (S::kPanelBytes / kPair);
-      barrier_arrive_expecting(full, S::kStageBytes);
-#pragma unroll
-      for (int i = 0; i < kStagePanels; ++i)
-        copy_box_to_blocks_async(to + static_cast<uint32_t>(i) * S::kPanelBytes, map,
-                                 tiles.token_of(tile) + rank * (S::kTokens / kPair), panel + i, full, (1 << kPair) - 1,
-                                 policy);
-      place.advance();
-    }
-}
-
-// By one thread: fills the slots of this block's tiles.
-template <typename S>
-__device__ inline void copy_slots(const LinearStreamParams& p, const FragmentLayout& layout, const Memory& memory,
-                                  int num_chunks, int rank) {
-  const Tiles<S> tiles(p);
-  const uint32_t block_bytes =
-      S::kCodes == IntegerCodes::groups ? static_cast<uint32_t>(layout.block_bytes) : S::kBlockBytes;
-  constexpr uint32_t kTokenBytes = (S::kHasMin ? 256 : 0) + 32;  // of eight tokens
-  const LinearStreamPart& part = p.parts[0];
-  const auto groups = static_cast<int>(ceil_div(p.tokens, int64_t{8}));
-  const auto block_rows = static_cast<int>(ceil_div(part.out, int64_t{kFragmentBlockRows}));
-  const uint64_t policy = l2_policy<L2Policy::evict_last>();
-  const auto token_groups = [&](int tile) {
-    return static_cast<uint32_t>(min(S::kTokens / 8, groups - tiles.token_of(tile) / 8));
-  };
-  const auto copy_blocks = [&](int slot, int tile, int chunk) {
-    const uint32_t full = memory.slot_ring.full_at(slot);
-    const uint32_t to = shared_address(memory.slots + slot * S::kSlotBytes) + S::kSumBytes + S::kScaleBytes;
-    barrier_arrive_expecting(full, token_groups(tile) * kTokenBytes + S::kBlockRows * block_bytes);
-    for (int n = 0; n < S::kBlockRows; ++n) {
-      // Beyond the last row of blocks it is the last one.
-      const int row = min(tiles.output_of(tile, rank) / kFragmentBlockRows + n, block_rows - 1);
-      copy_bulk_async(to + static_cast<uint32_t>(n) * S::kBlockBytes,
-                      static_cast<const uint8_t*>(part.weight) + (int64_t{row} * num_chunks + chunk) * block_bytes,
-                      block_bytes, full, policy);
-    }
-  };
-  // Weights do not depend on earlier kernels: the first ones are there before tokens are.
-  const int early = min(kSlots, num_chunks);
-  for (int chunk = 0; chunk < early; ++chunk) copy_blocks(chunk, tiles.first(), chunk);
-  wait_for_earlier_kernels();
-  RingPlace<kSlots> slot{0, 1};
-  for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step())
-    for (int chunk = 0; chunk < num_chunks; ++chunk) {
-      if (tile != tiles.first() || chunk >= early) {
-        barrier_wait(memory.slot_ring.empty_at(slot.stage), slot.parity);
-        copy_blocks(slot.stage, tile, chunk);
-      }
-      const uint32_t full = memory.slot_ring.full_at(slot.stage);
-      const uint32_t to = shared_address(memory.slots + slot.stage * S::kSlotBytes);
-      const int64_t first_group = int64_t{chunk} * groups + tiles.token_of(tile) / 8;
-      if constexpr (S::kHasMin)
-        copy_bulk_async(to, static_cast<const uint8_t*>(p.x_sums) + first_group * 256, token_groups(tile) * 256, full,
-                        policy);
-      copy_bulk_async(to + S::kSumBytes, p.x_scales + first_group * 8, token_groups(tile) * 32, full, policy);
-      slot.advance();
-    }
-}
-
-// By a warp: stores its 16 outputs of the tokens of its warpgroup, plus bias, rounded once. Lane 4 g + q has outputs g
-// and g + 8, tokens 2 q and 2 q + 1 of each tile.
-template <typename Y, int kTokenTiles>
-__device__ inline void store_outputs(const LinearStreamParams& p, const float (&sum)[kTokenTiles][4], int first_token,
-                                     int first_output, int lane) {
-  const LinearStreamPart& part = p.parts[0];
-  float bias[2] = {};
-#pragma unroll
-  for (int r = 0; r < 2; ++r)
-    if (const int64_t n = first_output + lane / 4 + 8 * r; part.bias != nullptr && n < part.out)
-      bias[r] = load(static_cast<const Y*>(part.bias) + n);
-  if (sizeof(Y) == 2 && part.out % 2 == 0) {
-#pragma unroll
-    for (int t = 0; t < kTokenTiles; ++t)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float values[2] = {sum[t][2 * r], sum[t][2 * r + 1]};
-        if (part.bias != nullptr) values[0] += bias[r], values[1] += bias[r];
-        const uint32_t word = transposed(pack_bf16(values[0], values[1]));
-        const int64_t token = first_token + t * 8 + lane / 4, n = first_output + 8 * r + lane % 4 * 2;
-        if (token < p.tokens && n < part.out)
-          *reinterpret_cast<uint32_t*>(static_cast<Y*>(part.y) + token * part.out + n) = word;
-      }
-    return;
-  }
-#pragma unroll
-  for (int t = 0; t < kTokenTiles; ++t)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int64_t token = first_token + t * 8 + lane % 4 * 2 + i % 2, n = first_output + lane / 4 + i / 2 * 8;
-      float value = sum[t][i];
-      if (part.bias != nullptr) value += bias[i / 2];
-      if (token < p.tokens && n < part.out) store(static_cast<Y*>(part.y) + token * part.out + n, value);
-    }
-}
+constexpr int kFirstTurn = 1;  // the named barrier of the first warpgroup's turns
 
 // By a warp of those that multiply: decodes, multiplies and stores its rows of this block's tiles.
 template <typename Y, typename S>
-__device__ inline void multiply_tiles(const LinearStreamParams& p, const FragmentLayout& layout, const Memory& memory,
-                                      int num_chunks, int rank, int warp, int lane) {
-  using Sums = float[S::kTokenTiles][4];
+__device__ inline void multiply_halves(const LinearStreamParams& p, const Memory& memory, int num_chunks, int rank,
+                                       int warp, int lane) {
+  constexpr int kPanels = S::kPanels, kStagePanels = S::kStagePanels;
   const int group = warp / (kWarpgroup / kWarp);
   const int row_block = S::kWide ? warp : warp % (kWarpgroup / kWarp);  // of a tile
   const int group_token = S::kWide ? 0 : group * S::kGroupTokens;
   const Tiles<S> tiles(p);
-  RingPlace<kStages> place;
+  RingPlace<S::kStages> place;
   RingPlace<kSlots> slot_place;
-  Sums sum, chain;
+  float sum[S::kTokenTiles][4], chain[S::kTokenTiles][4];
   uint32_t a[2][2][4];  // of two batches of products
   const uint32_t left = address_in_block(memory.ring.empty, lane % kPair);
   const auto leave = [&](int stage) {
     arrive_in_cluster(left + static_cast<uint32_t>(stage) * kBarrierBytes, lane < kPair);
   };
-  const auto last_of_all = [&](int tile, int chain_at) {
-    return tile + tiles.step() >= tiles.count() && chain_at + 1 == num_chunks * S::kChains;
+  const auto last_of_all = [&](int tile, int chunk) {
+    return tile + tiles.step() >= tiles.count() && chunk + 1 == num_chunks;
   };
   if (group == 1) named_barrier_arrive(kFirstTurn, kWarpgroups * kWarpgroup);
   for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step()) {
 #pragma unroll
     for (int t = 0; t < S::kTokenTiles; ++t) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = 0.0f;
-    for (int chain_at = 0; chain_at < num_chunks * S::kChains; ++chain_at) {
-      constexpr int kBatches = 2 * S::kChainPanels;
-      const int of_chunk = chain_at % S::kChains, first_panel = of_chunk * S::kChainPanels;
+    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      constexpr int kBatches = 2 * kPanels;
       const uint8_t* const slot = memory.slots + slot_place.stage * S::kSlotBytes;
       const uint8_t* const block = slot + S::kSumBytes + S::kScaleBytes + row_block * S::kBlockBytes;
-      if (of_chunk == 0) barrier_wait(memory.slot_ring.full_at(slot_place.stage), slot_place.parity);
+      barrier_wait(memory.slot_ring.full_at(slot_place.stage), slot_place.parity);
       float scale[2];
       typename Codes<S::kCodes>::Factors factors;
       uint32_t min[4];
       if constexpr (S::kCodes == IntegerCodes::six) {
         const auto* d = reinterpret_cast<const __half*>(block + kSixBits.scales) + lane / 4;
         scale[0] = __half2float(d[0]) * (1 / kSixUnit), scale[1] = __half2float(d[8]) * (1 / kSixUnit);
-      } else if constexpr (S::kCodes == IntegerCodes::four) {
+      } else {
         const MinScales scales(block, lane);
         scale[0] = scales.row[0].scale * (1 / kUnit), scale[1] = scales.row[1].scale * (1 / kUnit);
         factors = CodeFactors(scales.row[0].factor, scales.row[1].factor);
         load_minimums(min, block, scales, lane);
-      } else {
-        const GroupScales scales(layout, block, of_chunk, lane);
-        scale[0] = scales.scale[0] * (1 / kGroupUnit), scale[1] = scales.scale[1] * (1 / kGroupUnit);
-        factors = scales.factors();
       }
       int before = 0;  // the stage before
-      Codes<S::kCodes> codes(block, first_panel, lane);
+      Codes<S::kCodes> codes(block, 0, lane);
       codes.decode(a[0], 0, factors);
       barrier_wait(memory.ring.full_at(place.stage), place.parity);
       // The warpgroups multiply in turns: while one has the tensor cores, the other scales and adds.
@@ -269,7 +78,7 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const Fragmen
           wgmma_f16(chain, min, narrow_operand(shared_address(slot) + static_cast<uint32_t>(group_token) * 32), true);
         wgmma_commit();
         if (batch + 1 < kBatches) {
-          if (half == 1) codes = Codes<S::kCodes>(block, first_panel + (batch + 1) / 2, lane);
+          if (half == 1) codes = Codes<S::kCodes>(block, (batch + 1) / 2, lane);
           wgmma_wait<1>();  // the batch before has ended: its fragments, and its stage, are free
           if (first_of_stage && batch > 0) leave(before);
           codes.decode(a[1 - half], 1 - half, factors);
@@ -279,7 +88,7 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const Fragmen
           place.advance();
         }
       }
-      if (group == 0 || !last_of_all(tile, chain_at))
+      if (group == 0 || !last_of_all(tile, chunk))
         named_barrier_arrive(kFirstTurn + 1 - group, kWarpgroups * kWarpgroup);
       wgmma_wait<0>();
       pin(chain);
@@ -293,7 +102,6 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const Fragmen
         for (int i = 0; i < 4; ++i)
           sum[t][i] = fmaf(__fmul_rn(chain[t][i], scale[i / 2]), i % 2 == 0 ? token_scale.x : token_scale.y, sum[t][i]);
       }
-      if (of_chunk + 1 < S::kChains) continue;
       __syncwarp();
       if (lane == 0) barrier_arrive(memory.slot_ring.empty_at(slot_place.stage));
       slot_place.advance();
@@ -304,65 +112,18 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const Fragmen
   }
 }
 
-template <typename Y, typename S>
-__global__ void __launch_bounds__(kThreads, 1)
-    integer_tiles(const __grid_constant__ LinearStreamParams p, const __grid_constant__ FragmentLayout layout,
-                  const __grid_constant__ CUtensorMap token_map) {
-  extern __shared__ __align__(1024) uint8_t bytes[];
-  __shared__ uint64_t barriers[2 * kStages + 2 * kSlots];
-  const uint32_t first = shared_address(barriers);
-  const Memory memory{
-      .stages = shared_address(bytes),
-      .slots = bytes + kStages * S::kStageBytes,
-      .ring = {first, first + kStages * kBarrierBytes},
-      .slot_ring = {first + 2 * kStages * kBarrierBytes, first + (2 * kStages + kSlots) * kBarrierBytes}};
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread < kStages) {
-    barrier_init(memory.ring.full_at(thread), 1);
-    barrier_init(memory.ring.empty_at(thread), kPair * kMultiplyingWarps);
+template <IntegerCodes kCodes, bool kWide, int kTokens>
+struct HalfTiles : Shape<kCodes, kWide, kTokens> {
+  template <typename Y>
+  __device__ static void multiply(const LinearStreamParams& p, const FragmentLayout&, const Memory& memory,
+                                  int num_chunks, int rank, int warp, int lane) {
+    multiply_halves<Y, HalfTiles>(p, memory, num_chunks, rank, warp, lane);
   }
-  if (thread < kSlots) {
-    barrier_init(memory.slot_ring.full_at(thread), 1);
-    barrier_init(memory.slot_ring.empty_at(thread), kMultiplyingWarps);
-  }
-  fence_barriers();
-  cluster_sync();
-  allow_next_kernel();
-
-  const int rank = cluster_rank(), num_chunks = static_cast<int>(p.in / kIntegerChunk);
-  const int warp = thread / kWarp, lane = thread % kWarp;
-  if (warp < kMultiplyingWarps) {
-    grow_registers<kGrown>();
-    multiply_tiles<Y, S>(p, layout, memory, num_chunks, rank, warp, lane);
-  } else {
-    shrink_registers<kShrunk>();
-    if (warp == kMultiplyingWarps && lane == 0) copy_tokens<S>(p, token_map, memory, num_chunks, rank);
-    if (warp == kMultiplyingWarps + 1 && lane == 0) copy_slots<S>(p, layout, memory, num_chunks, rank);
-  }
-  __syncwarp();
-  cluster_sync();  // the other block may still copy into this one's memory
-}
-
-template <typename Y, typename S>
-cudaError_t launch_shape(const PackedStreamParams& packed, cudaStream_t stream) {
-  const LinearStreamParams& p = packed.product;
-  CUtensorMap map;
-  const cudaError_t error = make_panel_map(map, p.x_halves, p.tokens, p.in, S::kTokens / kPair, 1);
-  if (error != cudaSuccess) return error;
-  const int pairs = std::min(Tiles<S>(p).count(), static_cast<int>(p.multiprocessors) / kPair);
-  return launch_clusters(integer_tiles<Y, S>, kPair, dim3(static_cast<unsigned>(kPair * pairs)), kThreads,
-                         size_t{S::kSharedBytes}, stream, p, packed.layouts[0], map);
-}
-
-template <typename Y, IntegerCodes kCodes>
-cudaError_t launch_codes(const PackedStreamParams& packed, cudaStream_t stream) {
-  const LinearStreamParams& p = packed.product;
-  if (p.tokens <= 64) return launch_shape<Y, Shape<kCodes, true, 64>>(packed, stream);
-  // Narrow tiles where wide ones would leave multiprocessors without work.
-  if (Tiles<Shape<kCodes, true, 128>>(p).count() * kPair < p.multiprocessors)
-    return launch_shape<Y, Shape<kCodes, false, 128>>(packed, stream);
-  return launch_shape<Y, Shape<kCodes, true, 128>>(packed, stream);
-}
+};
+template <bool kWide, int kTokens>
+using FourBitTiles = HalfTiles<IntegerCodes::four, kWide, kTokens>;
+template <bool kWide, int kTokens>
+using SixBitTiles = HalfTiles<IntegerCodes::six, kWide, kTokens>;
 
 }  // namespace
 
@@ -370,15 +131,15 @@ cudaError_t launch_integer_tiles(const PackedStreamParams& packed, cudaStream_t 
   const LinearStreamParams& p = packed.product;
   if (p.tokens == 0 || p.parts[0].out == 0) return cudaSuccess;
   if (p.in % kIntegerChunk != 0 || p.parts[1].out != 0 || p.up != nullptr) return cudaErrorInvalidValue;
+  const IntegerCodes codes = integer_codes_of(packed.layouts[0]);
+  if (codes == IntegerCodes::groups) return launch_integer_group_tiles(packed, stream);
   return with_f32_or_bf16(p.y_dtype, [&](auto y) {
     using Y = decltype(y);
-    switch (integer_codes_of(packed.layouts[0])) {
-      case IntegerCodes::four: return launch_codes<Y, IntegerCodes::four>(packed, stream);
-      case IntegerCodes::six: return launch_codes<Y, IntegerCodes::six>(packed, stream);
-      case IntegerCodes::groups: return launch_codes<Y, IntegerCodes::groups>(packed, stream);
-      case IntegerCodes::none: break;
+    switch (codes) {
+      case IntegerCodes::four: return launch_tiles<Y, FourBitTiles>(packed, stream);
+      case IntegerCodes::six: return launch_tiles<Y, SixBitTiles>(packed, stream);
+      default: return cudaErrorInvalidValue;
     }
-    return cudaErrorInvalidValue;
   });
 }
 

@@ -161,9 +161,10 @@ const void* operand_data(const TensorView& operand) {
 }
 // The scales of 8-bit floats and codes; null for other operands.
 const float* scales_of(const TensorView& operand) { return static_cast<const float*>(operand.more_planes[0]); }
-// Planes of Int8Chunks; null for other operands.
-const void* halves_of(const TensorView& x) { return x.encoding == &Int8Chunks::instance() ? x.plane(2) : nullptr; }
-const void* sums_of(const TensorView& x) { return x.encoding == &Int8Chunks::instance() ? x.plane(3) : nullptr; }
+// Planes of Int8Chunks; none for other operands.
+Int8ChunkPlanes chunks_of(const TensorView& x) {
+  return x.encoding == &Int8Chunks::instance() ? int8_chunk_planes(x) : Int8ChunkPlanes{};
+}
 
 LinearParams linear_params(const KernelCall& call) {
   const TensorView &x = call.inputs[0], &weight = call.inputs[1], &bias = call.inputs[2], &y = call.outputs[0];
@@ -180,8 +181,7 @@ LinearParams linear_params(const KernelCall& call) {
           .y_dtype = y.dtype,
           .x_scales = scales_of(x),
           .weight_scales = scales_of(weight),
-          .x_halves = halves_of(x),
-          .x_sums = sums_of(x)};
+          .x_chunks = chunks_of(x)};
 }
 
 PlanPtr prepare_cublaslt(const KernelRequest& request, Context& context) {
@@ -363,8 +363,7 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
                      .up_scales = scales_of(up),
                      .scaling = product.gate.scaling(),
                      .y_largest = largest,
-                     .x_halves = halves_of(x),
-                     .x_sums = sums_of(x)},
+                     .x_chunks = chunks_of(x)},
                     {product.gate.layout()}, product.up.layout());
     if (product.rounds) round_rows(y, TensorView(results, y.dtype, y.shape), device.stream(), largest);
     return;
@@ -382,8 +381,7 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
                  .y_dtype = y.dtype,
                  .x_scales = scales_of(x),
                  .weight_scales = scales_of(gate),
-                 .x_halves = halves_of(x),
-                 .x_sums = sums_of(x)};
+                 .x_chunks = chunks_of(x)};
   product.gate.run(p, scratch);
   p.weight = operand_data(up), p.weight_scales = scales_of(up);
   p.y = scratch + product.up_at;
@@ -486,7 +484,7 @@ struct QkvProduct {
 bool share_tiles(const KernelCall& call, int64_t multiprocessors) {
   constexpr int64_t kTile = 128;  // tokens, and rows of a weight
   const TensorView& x = call.inputs[0];
-  if (scales_of(x) == nullptr || sums_of(x) != nullptr) return false;
+  if (scales_of(x) == nullptr || chunks_of(x).sums != nullptr) return false;
   const int64_t narrowest = std::min({call.inputs[1].shape[0], call.inputs[3].shape[0], call.inputs[5].shape[0]});
   const auto tiles_of = [](int64_t size) { return (size + kTile - 1) / kTile; };
   return 2 * tiles_of(x.shape[0]) * tiles_of(narrowest) <= multiprocessors;
@@ -513,8 +511,7 @@ void run_qkv(const QkvProduct& product, const KernelCall& call) {
                        .activation = {},
                        .x_scales = scales_of(x),
                        .scaling = product.products[0].scaling(),
-                       .x_halves = halves_of(x),
-                       .x_sums = sums_of(x)};
+                       .x_chunks = chunks_of(x)};
   for (size_t part = 0; part < 3; ++part) {
     const TensorView &weight = call.inputs[1 + 2 * part], &bias = call.inputs[2 + 2 * part];
     p.parts[part] = {operand_data(weight), elements(bias), elements(call.outputs[part]), weight.shape[0],
