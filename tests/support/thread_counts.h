@@ -19,10 +19,8 @@ inline std::vector<int> thread_counts(const std::vector<int>& all) {
 
 /// Of the cases of a kernel, every so many are tried: all, but where a case takes ten times as long. What a sanitizer
 /// looks for, races above all, is in the same places whatever the sizes and types.
-#if defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 inline constexpr int64_t kEveryCase = 8;
-#elif defined(__SANITIZE_ADDRESS__)
-inline constexpr int64_t kEveryCase = 5;
 #elif defined(EADEM_EMULATED)
 inline constexpr int64_t kEveryCase = 4;
 #else

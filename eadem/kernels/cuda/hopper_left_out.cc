@@ -28,6 +28,5 @@ cudaError_t launch_cross_entropy_codes(const CrossEntropyCodesParams&, cudaStrea
 cudaError_t launch_packed_stream(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_integer_stream(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_integer_tiles(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
-cudaError_t launch_integer_group_tiles(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
 
 }  // namespace eadem::kernels::cuda
