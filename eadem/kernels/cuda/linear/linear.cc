@@ -9,8 +9,7 @@
 //   cuda_fp8        weights in e4m3, with scales for rows, blocks or the whole, and x rounded to rows of e4m3
 //                   (fp8_stream.cu, cuBLASLt, fp8_tiles.cu)
 //   cuda_int8       weights in q4_k, q6_k or 4 bits in groups of 128, and x rounded to 8-bit codes with a scale for
-//   each
-//                   256 (integer_stream.cu, integer_tiles.cu)
+//                   each 256 (integer_stream.cu, integer_tiles.cu, integer_group_tiles.cu)
 //   cuda_decoded    encoded weights on other devices (decoded_product.cc)
 //   cublaslt        other shapes, f32, and bf16 on other devices, by one algorithm for any number of rows
 //   cuda_tiles      any mix of element types, f32 FMA
@@ -116,7 +115,7 @@ Requirements integer_requirements(const KernelRequest& request, MatmulInput inpu
 }
 constexpr const char* kIntegerReason = "tensor cores, 8-bit codes";
 
-// Whether weights that share a launch with one of `first` may have `other`: groups have terms of their own.
+// Whether weights that share a launch with one of `first` may have `other`: groups have kernels of their own.
 bool share_launch(IntegerCodes first, IntegerCodes other) {
   return other != IntegerCodes::none && (first == IntegerCodes::groups) == (other == IntegerCodes::groups);
 }
