@@ -2,7 +2,7 @@
 //
 // Products of many rows of 8-bit codes with codes of four bits in groups, with the bits of integer_stream.cu. A warp
 // makes bytes, code minus zero point, of the 16 rows it multiplies; wgmma multiplies integers, a chain for each half of
-// a chunk. What a warpgroup scales and adds, the other's products cover.
+// a chunk. While one warpgroup scales and adds, the products of the other run.
 #include "eadem/kernels/cuda/linear/integer_tiles.cuh"
 
 namespace eadem::kernels::cuda {

@@ -36,13 +36,11 @@ constexpr FragmentLayout kLargestGroups = with_offsets({.code = FragmentLayout::
                                                         .has_zeros = true,
                                                         .scale_shift = 7});
 
-// kWide: the warpgroups have different rows of the weight, else different tokens. What a kernel adds is how its warps
-// multiply:
+// kWide: the warpgroups have different rows of the weight, else different tokens. A kernel derives its shape from this
+// one and adds how a warp multiplies its rows of the tiles of its block:
 //
 //   template <typename Y>
-//   static void multiply(const LinearStreamParams& p, const FragmentLayout& layout, const Memory& memory, int
-//   num_chunks,
-//                        int rank, int warp, int lane)
+//   static void multiply(params, layout, memory, num_chunks, rank, warp, lane)
 template <IntegerCodes kCodes_, bool kWide_, int kTokens_>
 struct Shape {
   static constexpr IntegerCodes kCodes = kCodes_;
