@@ -12,6 +12,8 @@ Prints one line per violation, `file:line: what is forbidden and why`, and exits
     brings one into another layer. Python headers appear in python only.
   * Few files read environment variables: the debug log level, and where files lie.
   * No file includes itself through others.
+  * A file below eadem/ that names a type of a header of this repository includes that header, itself or through others,
+    or declares the type. In builds that join sources the compiler does not see that it lacks it.
 """
 
 import re
@@ -73,6 +75,11 @@ TOKEN = re.compile(
       | (?P<word>[A-Za-z_]\w*)""",
     re.VERBOSE | re.DOTALL,
 )
+# Where a type is defined at the margin, so not within another; where it is declared in any way; and only announced.
+DEFINED = re.compile(r"^(?:struct|class|enum class|enum)\s+([A-Z]\w*)(?:\s+final)?\s*[:{]|^using\s+([A-Z]\w*)\s*=", re.MULTILINE)
+DECLARED = re.compile(r"\b(?:struct|class|enum\s+class|enum|union|concept|typename|using)\s+([A-Z]\w*)")
+ANNOUNCED = re.compile(r"^\s*(?:struct|class|enum class)\s+([A-Z]\w*)(?:\s*:\s*\w+)?;", re.MULTILINE)
+NAMED = re.compile(r"(?<![\w.>])([A-Z]\w*)")
 INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|include_next|import)\b[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 
 
@@ -281,6 +288,40 @@ class Checker:
                     state[include.target] = "open"
                     stack.append((include.target, iter(self.graph[include.target])))
 
+    def check_names(self):
+        """Names that more than one file defines, or that are types within others elsewhere, are left to the compiler."""
+        ours = {file: code for file, code in self.code.items() if file.startswith("eadem/")}
+        announced = {file: set(ANNOUNCED.findall(code)) for file, code in ours.items()}
+        defined, declared = {}, {}
+        for file, code in ours.items():
+            for match in DEFINED.finditer(code) if file.endswith((".h", ".cuh")) else ():
+                defined.setdefault(match[1] or match[2], set()).add(file)
+            for name in DECLARED.findall(code):
+                if name not in announced[file]:
+                    declared.setdefault(name, set()).add(file)
+        home = {name: next(iter(files)) for name, files in defined.items()
+                if len(files) == 1 and declared.get(name, files) == files}
+        backend_of = lambda file: next((b for b in ("cpu", "cuda") if file.startswith(f"eadem/kernels/{b}/")), None)
+        for file, code in ours.items():
+            included = None
+            for match in NAMED.finditer(code):
+                target = home.get(match[1])
+                if target in (None, file) or {backend_of(file), backend_of(target)} == {"cpu", "cuda"}:
+                    continue  # A backend's file that has the name of another backend's type means something else.
+                included = included or self.included_by(file)
+                if target not in included and not any(match[1] in announced.get(f, ()) for f in included):
+                    self.report(file, code.count("\n", 0, match.start()) + 1,
+                                f"{match[1]} is defined in {target}, which this file does not include")
+
+    def included_by(self, file):
+        """`file` and what it includes, itself or through others."""
+        found, rest = set(), [file]
+        while rest:
+            if (last := rest.pop()) not in found:
+                found.add(last)
+                rest += [include.target for include in self.graph.get(last, ()) if include.target]
+        return found
+
     def check_links(self):
         """What a layer's CMake files link is held to the same table."""
         for path in sorted((self.root / "eadem").rglob("*")):
@@ -302,6 +343,7 @@ class Checker:
         self.check_leaks()
         self.check_environment()
         self.check_cycles()
+        self.check_names()
         self.check_links()
         return [f"{file}:{line}: {text}" for file, line, text in sorted(set(self.violations))]
 

@@ -13,7 +13,8 @@ import check_include_graph as graph  # noqa: E402
 
 # A tree that keeps every rule; `planted` adds to it.
 CLEAN = {
-    "eadem/core/tensor.h": "#include <vector>\n",
+    "eadem/core/tensor.h": "#include <vector>\nstruct Row final {};\nusing Column = int;\n",
+    "eadem/core/row.cc": '#include "eadem/core/tensor.h"\nRow row;\n',
     "eadem/core/log.cc": "#include <cstdlib>\nauto level = std::getenv(\"EADEM_LOG\");\n",
     "eadem/core/device/context.h": "#include <cuda_runtime.h>\n",
     "eadem/core/device/cuda_device.h": "#include <memory>\n",
@@ -117,6 +118,9 @@ FORBIDDEN = [
     ("getenv", "eadem/engine/x.cc", '\nauto* x = std::getenv("X");\n', 2, "getenv"),
     ("setenv", "eadem/cli/x.cc", 'int x = setenv("X", "1", 1);\n', 1, "setenv"),
     ("os.environ", "python/eadem/x.py", 'import os\nx = os.environ["X"]\n', 2, "os.environ"),
+    ("a type that is not included", "eadem/models/x.h", "\nvoid take(const Row& row);\n", 2,
+     "Row is defined in eadem/core/tensor.h, which this file does not include"),
+    ("an alias that is not included", "eadem/core/x.cc", "Column column;\n", 1, "Column is defined in eadem/core/tensor.h"),
     ("a computed include", "eadem/ops/x.cc", "#include HEADER\n", 1, "computed include HEADER"),
     ("a link", "eadem/models/CMakeLists.txt", "# A comment.\neadem_layer(models LINK eadem::core eadem::kernels)\n", 2,
      "link: models -> kernels is forbidden"),
@@ -132,6 +136,9 @@ ALLOWED = [
     ("a quote in a character", "char x = '\"'; // getenv\nchar y = '\"';\n"),
     ("digit separators", "int x = 1'000'000; // it's getenv\n"),
     ("a longer name", "int my_getenv_count = 0;\n"),
+    ("a type that is announced", "struct Row;\nvoid take(const Row& row);\n"),
+    ("a type of its own", "struct Table {\n  enum class Column { first };\n  Column column;\n};\n"),
+    ("a member with a type's name", "int x = table.Row + table->Column;\n"),
     ("a word in an own header's name", '#include "cuda_table.h"\n'),
 ]
 

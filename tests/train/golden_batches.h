@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string>
 
+#include "eadem/core/tensor.h"
 #include "eadem/train/token_data.h"
 
 namespace eadem::train {
