@@ -70,16 +70,30 @@ struct CodePlace {
   int64_t bf16() const { return (((piece * 4 + step) * 32 + lane) * 4 + r + byte / 2 * 2) * 4 + byte % 2 * 2; }
 };
 
-void store_code(uint8_t* block, const FragmentLayout& layout, int64_t row, int64_t column, uint8_t code) {
-  const CodePlace place(row, column);
-  if (layout.code == Code::bits8) {
-    block[place.bits8()] = code;
-    return;
-  }
-  block[place.bits4()] = static_cast<uint8_t>(block[place.bits4()] | (code & 15) << (4 * place.r));
-  if (layout.code == Code::bits6) {
-    uint8_t& high = block[layout.high + place.high2()];
-    high = static_cast<uint8_t>(high | code >> 4 << place.high2_shift());
+constexpr int64_t kStep = 16;  // columns
+
+void add_bits(uint8_t* to, uint32_t bits) {
+  uint32_t word;
+  std::memcpy(&word, to, sizeof word);
+  word |= bits;
+  std::memcpy(to, &word, sizeof word);
+}
+
+// Adds the codes of a row's step, which begins at `column`, to a block where they were 0.
+void add_step(uint8_t* block, const FragmentLayout& layout, int64_t row, int64_t column, const uint8_t* codes) {
+  for (int64_t pair = 0; pair < kStep / 2; pair += 2) {  // of columns, whose lane has the pair eight columns on as well
+    uint16_t pairs[2];
+    std::memcpy(&pairs[0], codes + pair, sizeof pairs[0]);
+    std::memcpy(&pairs[1], codes + pair + kStep / 2, sizeof pairs[1]);
+    const uint32_t word = pairs[0] | uint32_t{pairs[1]} << 16;
+    const CodePlace place(row, column + pair);
+    if (layout.code == Code::bits8) {
+      add_bits(block + place.bits8(), word);
+      continue;
+    }
+    add_bits(block + place.bits4(), (word & 0x0f0f0f0fu) << (4 * place.r));
+    if (layout.code == Code::bits6)
+      add_bits(block + layout.high + place.high2(), (word >> 4 & 0x03030303u) << place.high2_shift());
   }
 }
 
@@ -131,8 +145,10 @@ struct BlockRow {
   int64_t lane_row;  // the row within the blocks
 
   uint8_t* of_column(int64_t column) const { return first + column / kColumns * layout.block_bytes; }
-  void code(int64_t column, uint8_t code) const {
-    store_code(of_column(column), layout, lane_row, column % kColumns, code);
+  // Of `count` columns from `column` on, all of them whole steps.
+  void codes(int64_t column, const uint8_t* codes, int64_t count) const {
+    for (int64_t k = 0; k < count; k += kStep)
+      add_step(of_column(column + k), layout, lane_row, (column + k) % kColumns, codes + k);
   }
   // The element of the group of 2^shift columns that `column` is in.
   int64_t element(int64_t column, int shift) const { return (column % kColumns >> shift) * kRows + lane_row; }
@@ -154,7 +170,7 @@ void encode_blocks(const BlockRow& to, const BlockEncoding& stored, const Tensor
       block[layout.sub_scales + sub] = static_cast<uint8_t>(parts.sub_scales[static_cast<size_t>(g)]);
       if (layout.has_min) block[layout.sub_mins + sub] = parts.sub_mins[static_cast<size_t>(g)];
     }
-    for (int i = 0; i < format.block_size; ++i) to.code(k + i, parts.codes[static_cast<size_t>(i)]);
+    to.codes(k, parts.codes.data(), format.block_size);
   }
 }
 
@@ -169,15 +185,16 @@ void encode_groups(const BlockRow& to, const GroupEncoding& stored, const Tensor
     store_scale(block + layout.scales, element, layout.scale_type, stored.scale(values, row, group));
     if (layout.has_zeros) block[layout.zeros + element] = static_cast<uint8_t>(stored.zero(values, row, group));
   }
-  for (int64_t k = 0; k < columns; ++k) to.code(k, codes[static_cast<size_t>(k)]);
+  to.codes(0, codes.data(), columns);
 }
 
 void encode_bf16(const BlockRow& to, const Encoding& stored, const TensorView& values, int64_t row) {
   std::vector<float> decoded(static_cast<size_t>(values.shape[1]));
   stored.decode_row(decoded.data(), values, row);
-  for (int64_t k = 0; k < values.shape[1]; ++k) {
-    const uint16_t bits = bf16_t::from_float(decoded[static_cast<size_t>(k)]).bits;
-    std::memcpy(to.of_column(k) + CodePlace(to.lane_row, k % kColumns).bf16(), &bits, 2);
+  for (int64_t k = 0; k < values.shape[1]; k += 2) {  // pairs stand together
+    const uint16_t pair[2] = {bf16_t::from_float(decoded[static_cast<size_t>(k)]).bits,
+                              bf16_t::from_float(decoded[static_cast<size_t>(k) + 1]).bits};
+    std::memcpy(to.of_column(k) + CodePlace(to.lane_row, k % kColumns).bf16(), pair, sizeof pair);
   }
 }
 
