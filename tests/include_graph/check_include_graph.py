@@ -75,10 +75,13 @@ TOKEN = re.compile(
       | (?P<word>[A-Za-z_]\w*)""",
     re.VERBOSE | re.DOTALL,
 )
-# Where a type is defined at the margin, so not within another; where it is declared in any way; and only announced.
+# A type that is defined outside of other types, which is why its line is not indented.
 DEFINED = re.compile(r"^(?:struct|class|enum class|enum)\s+([A-Z]\w*)(?:\s+final)?\s*[:{]|^using\s+([A-Z]\w*)\s*=", re.MULTILINE)
+# A type, a parameter of a template or an alias, wherever it is declared.
 DECLARED = re.compile(r"\b(?:struct|class|enum\s+class|enum|union|concept|typename|using)\s+([A-Z]\w*)")
+# A declaration without a definition.
 ANNOUNCED = re.compile(r"^\s*(?:struct|class|enum class)\s+([A-Z]\w*)(?:\s*:\s*\w+)?;", re.MULTILINE)
+# A word that can be the name of a type, unless it is a member.
 NAMED = re.compile(r"(?<![\w.>])([A-Z]\w*)")
 INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|include_next|import)\b[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 
@@ -289,7 +292,7 @@ class Checker:
                     stack.append((include.target, iter(self.graph[include.target])))
 
     def check_names(self):
-        """Names that more than one file defines, or that are types within others elsewhere, are left to the compiler."""
+        """A type has to have one definition, and no other type its name. Other names are left to the compiler."""
         ours = {file: code for file, code in self.code.items() if file.startswith("eadem/")}
         announced = {file: set(ANNOUNCED.findall(code)) for file, code in ours.items()}
         defined, declared = {}, {}

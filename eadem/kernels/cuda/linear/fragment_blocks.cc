@@ -70,7 +70,7 @@ struct CodePlace {
   int64_t bf16() const { return (((piece * 4 + step) * 32 + lane) * 4 + r + byte / 2 * 2) * 4 + byte % 2 * 2; }
 };
 
-constexpr int64_t kStep = 16;  // columns
+constexpr int64_t kStep = 16;  // columns that a warp multiplies at once
 
 void add_bits(uint8_t* to, uint32_t bits) {
   uint32_t word;
@@ -79,9 +79,9 @@ void add_bits(uint8_t* to, uint32_t bits) {
   std::memcpy(to, &word, sizeof word);
 }
 
-// Adds the codes of a row's step, which begins at `column`, to a block where they were 0.
+// Writes the codes of kStep columns of a row, the first of which is `column`, to a block whose codes were 0 there.
 void add_step(uint8_t* block, const FragmentLayout& layout, int64_t row, int64_t column, const uint8_t* codes) {
-  for (int64_t pair = 0; pair < kStep / 2; pair += 2) {  // of columns, whose lane has the pair eight columns on as well
+  for (int64_t pair = 0; pair < kStep / 2; pair += 2) {  // a lane has this pair of columns and the one 8 columns later
     uint16_t pairs[2];
     std::memcpy(&pairs[0], codes + pair, sizeof pairs[0]);
     std::memcpy(&pairs[1], codes + pair + kStep / 2, sizeof pairs[1]);
@@ -145,7 +145,7 @@ struct BlockRow {
   int64_t lane_row;  // the row within the blocks
 
   uint8_t* of_column(int64_t column) const { return first + column / kColumns * layout.block_bytes; }
-  // Of `count` columns from `column` on, all of them whole steps.
+  // Writes the codes of `count` columns, the first of which is `column`. Both numbers are multiples of kStep.
   void codes(int64_t column, const uint8_t* codes, int64_t count) const {
     for (int64_t k = 0; k < count; k += kStep)
       add_step(of_column(column + k), layout, lane_row, (column + k) % kColumns, codes + k);

@@ -22,9 +22,6 @@
 //                                      5, 13, 7, 15 (integer_products.cuh)
 //   sums    f16  [C, R8 / 8, 2, 8, 8]  of the codes of 16 columns each, times 2^-12: [chunk][8 rows][half of the
 //                                      chunk][row][sum], as wgmma reads them (narrow_operand)
-//   bytes   i8   [R, columns]          the codes once more, of each 16 columns 0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13,
-//   6,
-//                                      7, 14, 15, which wgmma multiplies with the words of fragment_layout.h
 #pragma once
 
 #include "eadem/core/encoding.h"

@@ -13,7 +13,7 @@ using namespace tiles;
 
 constexpr int kHalfPieces = kFragmentPieces / 2;  // of half a chunk
 constexpr int kHalfSteps = kIntegerGroup / 32;    // wgmma of half a chunk
-constexpr uint32_t kBytes = 0x01010101u;
+constexpr uint32_t kBytes = 0x01010101u;          // times a value: that value in each byte of a word
 
 // The left operands of half a chunk: codes of rows g and g + 8 minus their zero points, as signed bytes.
 __device__ inline void decode_half(uint32_t (&a)[kHalfSteps][4], const uint8_t* block, int half,
@@ -22,7 +22,8 @@ __device__ inline void decode_half(uint32_t (&a)[kHalfSteps][4], const uint8_t* 
   uint32_t zero[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) zero[r] = static_cast<uint32_t>(scales.zero[r]) * kBytes;
-  // A byte of 128 + code is larger than its zero point, so that bytes do not borrow from each other.
+  // Zero points have four bits. So a byte of 128 + code is larger than its zero point, and no byte borrows from the
+  // next.
   const auto bytes_of = [&](uint32_t word, int r) { return (((word & kNibbles) | kTops) - zero[r]) ^ kTops; };
 #pragma unroll
   for (int piece = 0; piece < kHalfPieces; ++piece) {
@@ -51,10 +52,10 @@ __device__ inline GroupScales scales_of_half(const FragmentLayout& layout, const
 template <typename Y, typename S, bool kKnown>
 __device__ inline void multiply_bytes(const LinearStreamParams& p, const FragmentLayout& layout, const Memory& memory,
                                       int num_chunks, int rank, int warp, int lane) {
-  constexpr int kAtOnce = 64;  // tokens: chains of both halves of a chunk for more have no registers beside the sums
+  // So many tokens are multiplied at once. Beside the sums there are no registers for the chains of more.
+  constexpr int kAtOnce = 64;
   const int group = warp / (kWarpgroup / kWarp);
-  const int row_block = S::kWide ? warp : warp % (kWarpgroup / kWarp);  // of a tile
-  const int group_token = S::kWide ? 0 : group * S::kGroupTokens;
+  const int row_block = S::row_block(warp), group_token = S::first_token(group);
   const Tiles<S> tiles(p);
   RingPlace<S::kStages> place;
   RingPlace<kSlots> slot_place;
@@ -63,7 +64,7 @@ __device__ inline void multiply_bytes(const LinearStreamParams& p, const Fragmen
   uint32_t a[2][kHalfSteps][4];
   float scale[2][2];
   const uint32_t left = address_in_block(memory.ring.empty, lane % kPair);
-  // The rows of this warp of the chunk at `slot_place`, once it is there.
+  // Waits for the chunk at `slot_place`, and decodes the rows of this warp.
   const auto decode = [&] {
     barrier_wait(memory.slot_ring.full_at(slot_place.stage), slot_place.parity);
     const uint8_t* const block =

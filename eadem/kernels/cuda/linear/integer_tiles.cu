@@ -19,8 +19,7 @@ __device__ inline void multiply_halves(const LinearStreamParams& p, const Memory
                                        int warp, int lane) {
   constexpr int kPanels = S::kPanels, kStagePanels = S::kStagePanels;
   const int group = warp / (kWarpgroup / kWarp);
-  const int row_block = S::kWide ? warp : warp % (kWarpgroup / kWarp);  // of a tile
-  const int group_token = S::kWide ? 0 : group * S::kGroupTokens;
+  const int row_block = S::row_block(warp), group_token = S::first_token(group);
   const Tiles<S> tiles(p);
   RingPlace<S::kStages> place;
   RingPlace<kSlots> slot_place;

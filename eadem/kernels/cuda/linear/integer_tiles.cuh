@@ -65,6 +65,10 @@ struct Shape {
   static constexpr uint32_t kSlotBytes = (kSumBytes + kScaleBytes + kBlockRows * kBlockBytes + 127) / 128 * 128;
   static constexpr uint32_t kSharedBytes = kStages * kStageBytes + kSlots * kSlotBytes;
   static_assert(kSharedBytes <= 226 * 1024);
+
+  // What a warp of a warpgroup multiplies of a tile: a row of blocks, and the tokens from this one on.
+  __device__ static int row_block(int warp) { return kWide ? warp : warp % (kWarpgroup / kWarp); }
+  __device__ static int first_token(int group) { return kWide ? 0 : group * kGroupTokens; }
 };
 
 // Shared memory, and the barriers in it.
