@@ -40,12 +40,15 @@ __device__ inline void store_chunk(const Int8ChunkPlanes& p, int64_t row, int64_
     store(p.sums + ((chunk * padded / 8 + row / 8) * 2 + lane / 16) * 64 + row % 8 * 8 + lane / 2 % 8,
           static_cast<float>(sum) * 0x1p-12f);
   const int64_t first = row * p.columns + chunk * kIntegerChunk;
-  int8_t* to = p.codes + first + lane / 8 * 64 + lane % 8 * 2;
   uint32_t pairs[4];
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
+  for (int n = 0; n < 4; ++n)
     pairs[n] = static_cast<uint32_t>((codes[2 * n] & 255) | (codes[2 * n + 1] & 255) << 8);
-    *reinterpret_cast<uint16_t*>(to + n * 16) = static_cast<uint16_t>(pairs[n]);
+  if (p.rows <= kIntegerStreamMaxTokens) {
+    int8_t* to = p.codes + first + lane / 8 * 64 + lane % 8 * 2;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) *reinterpret_cast<uint16_t*>(to + n * 16) = static_cast<uint16_t>(pairs[n]);
+    return;
   }
   // Of 16 columns, a pair of lanes has columns 2 t and 2 t + 1 in one, 2 t + 8 and 2 t + 9 in the other; the first lane
   // stores those with an even number.
@@ -54,7 +57,7 @@ __device__ inline void store_chunk(const Int8ChunkPlanes& p, int64_t row, int64_
   const uint32_t got = __shfl_xor_sync(kAllLanes, given, 1);
   const uint2 bytes = second ? make_uint2((got & 0xffffu) | pairs[2] << 16, got >> 16 | pairs[3] << 16)
                              : make_uint2(pairs[0] | got << 16, pairs[1] | (got & 0xffff0000u));
-  *reinterpret_cast<uint2*>(p.bytes + first + lane * 8) = bytes;
+  *reinterpret_cast<uint2*>(p.codes + first + lane * 8) = bytes;
   float halves[8];
 #pragma unroll
   for (int t = 0; t < 4; ++t) {

@@ -120,10 +120,11 @@ struct Int8ChunkPlanes {
   float* scales = nullptr;
   f16_t* halves = nullptr;
   f16_t* sums = nullptr;
-  int8_t* bytes = nullptr;
   int64_t rows = 0, columns = 0;  // columns are a multiple of kIntegerChunk
 };
 inline constexpr int64_t kIntegerChunk = 256;
+// The most rows that launch_integer_stream multiplies; launch_integer_tiles multiplies more.
+inline constexpr int64_t kIntegerStreamMaxTokens = 32;
 inline constexpr int kMostCodeSum = (1 << 24) / (15 * 63);  // of the magnitudes of a chunk's codes
 
 struct RmsNormParams {
@@ -493,7 +494,7 @@ struct PackedStreamParams {
 // --- integer_stream.cu, for Hopper: weights are FragmentBlocks that integer_codes_of knows, all groups or all
 // K-quants, x rows of Int8Chunks; `in` is a multiple of kIntegerChunk
 
-inline constexpr int64_t kIntegerStreamMaxTokens = 32;
+// Up to kIntegerStreamMaxTokens rows.
 [[nodiscard]] cudaError_t launch_integer_stream(const PackedStreamParams& params, cudaStream_t stream);
 // integer_tiles.cu: the same bits for any number of tokens; one part alone, without `up`.
 [[nodiscard]] cudaError_t launch_integer_tiles(const PackedStreamParams& params, cudaStream_t stream);

@@ -16,20 +16,24 @@ constexpr int64_t kChunk = kIntegerChunk, kHalf = 16, kHalves = kChunk / kHalf;
 
 int64_t round_up(int64_t rows) { return (rows + 7) / 8 * 8; }
 
-// Where the code of a column of a chunk stands.
-int64_t place_of(int64_t column) {
+// Where the code of a column of a chunk stands, where there are few rows.
+int64_t streamed_place_of(int64_t column) {
   const int64_t in_piece = column % 64, step = in_piece / 16, half = in_piece % 16 / 8;
   return column - in_piece + column % 8 / 2 * 16 + step * 4 + half * 2 + column % 2;
+}
+
+// Where it stands where there are more.
+int64_t tiled_place_of(int64_t column) {
+  return column - column % 16 + column % 8 / 2 * 4 + column % 16 / 8 * 2 + column % 2;
+}
+
+int64_t place_of(int64_t column, int64_t rows) {
+  return rows <= kIntegerStreamMaxTokens ? streamed_place_of(column) : tiled_place_of(column);
 }
 
 // Where it stands among the halves.
 int64_t half_place_of(int64_t column) {
   return column - column % 16 + column % 2 * 8 + column % 8 / 2 * 2 + column % 16 / 8;
-}
-
-// Where it stands among the bytes.
-int64_t byte_place_of(int64_t column) {
-  return column - column % 16 + column % 8 / 2 * 4 + column % 16 / 8 * 2 + column % 2;
 }
 
 }  // namespace
@@ -43,7 +47,7 @@ std::vector<PlaneSpec> Int8Chunks::planes(const Shape& shape) const {
   if (shape.rank() != 2 || shape[1] % kChunk != 0)
     throw InvalidArgument("{} of {}: expected rows of whole chunks of {} values", name(), to_string(shape), kChunk);
   const int64_t chunks = shape[1] / kChunk, padded = round_up(shape[0]);
-  return {{"codes", DType::u8, Shape{2, shape[0], shape[1]}},
+  return {{"codes", DType::u8, shape},
           {"scales", DType::f32, Shape{chunks, padded}},
           {"halves", DType::f16, shape},
           {"sums", DType::f16, Shape{chunks, padded / 8, 2, 8, 8}}};
@@ -54,7 +58,6 @@ Int8ChunkPlanes int8_chunk_planes(const TensorView& encoded) {
           .scales = static_cast<float*>(encoded.plane(1)),
           .halves = static_cast<f16_t*>(encoded.plane(2)),
           .sums = static_cast<f16_t*>(encoded.plane(3)),
-          .bytes = static_cast<int8_t*>(encoded.plane(0)) + encoded.shape[0] * encoded.shape[1],
           .rows = encoded.shape[0],
           .columns = encoded.shape[1]};
 }
@@ -87,9 +90,10 @@ void Int8Chunks::encode_pieces(const TensorView& encoded, const TensorView& valu
       std::array<int, kHalves> sums{};
       for (int64_t i = 0; i < kChunk; ++i) {
         const int code = codes[static_cast<size_t>(i)];
-        planes.codes[row * columns + chunk * kChunk + place_of(i)] = static_cast<int8_t>(code);
-        planes.halves[row * columns + chunk * kChunk + half_place_of(i)] = f16_t::from_float(static_cast<float>(code));
-        planes.bytes[row * columns + chunk * kChunk + byte_place_of(i)] = static_cast<int8_t>(code);
+        planes.codes[row * columns + chunk * kChunk + place_of(i, planes.rows)] = static_cast<int8_t>(code);
+        if (planes.rows > kIntegerStreamMaxTokens)
+          planes.halves[row * columns + chunk * kChunk + half_place_of(i)] =
+              f16_t::from_float(static_cast<float>(code));
         sums[static_cast<size_t>(i / kHalf)] += code;
       }
       for (int64_t i = 0; i < kHalves; ++i)
@@ -105,7 +109,7 @@ void Int8Chunks::decode_row(float* row, const TensorView& encoded, int64_t index
   for (int64_t k = 0; k < planes.columns; ++k) {
     const int64_t chunk = k / kChunk;
     row[k] = planes.scales[chunk * padded + index] *
-             static_cast<float>(planes.codes[index * planes.columns + chunk * kChunk + place_of(k % kChunk)]);
+             static_cast<float>(planes.codes[index * planes.columns + chunk * kChunk + place_of(k % kChunk, planes.rows)]);
   }
 }
 

@@ -247,7 +247,7 @@ cudaError_t launch_shape(const PackedStreamParams& packed, cudaStream_t stream) 
   CUtensorMap map;
   const cudaError_t error = S::kHalves
                                 ? make_panel_map(map, p.x_chunks.halves, p.tokens, p.in, S::kTokens / kPair, 1)
-                                : make_panel_map(map, p.x_chunks.bytes, p.tokens, p.in / 2, S::kTokens / kPair, 1);
+                                : make_panel_map(map, p.x_chunks.codes, p.tokens, p.in / 2, S::kTokens / kPair, 1);
   if (error != cudaSuccess) return error;
   const int pairs = std::min(Tiles<S>(p).count(), static_cast<int>(p.multiprocessors) / kPair);
   return launch_clusters(multiply_tiles<Y, S>, kPair, dim3(static_cast<unsigned>(kPair * pairs)), kThreads,
