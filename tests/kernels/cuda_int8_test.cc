@@ -213,7 +213,8 @@ TEST(Int8Chunks, CodesOfAChunkAddUpToAnIntegerOfAProduct) {
 TEST_F(CudaInt8, RowsAreRoundedAsTheEncodingSays) {
   const Int8Chunks& encoding = Int8Chunks::instance();
   for (const DType dtype : {DType::bf16, DType::f32})
-    for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 256}, {7, 4096}, {32, 768}, {33, 512}, {34, 14336}}) {
+    for (const auto& [rows, columns] :
+         {std::pair<int64_t, int64_t>{1, 256}, {7, 4096}, {32, 768}, {33, 512}, {34, 14336}}) {
       const Tensor values = rows == 33 ? rows_of_one_size(rows, columns) : rows_of_all_sizes(rows, columns);
       if (rows > 5) {
         values.view.as<float>()[3 * columns + 40] = std::numeric_limits<float>::infinity();

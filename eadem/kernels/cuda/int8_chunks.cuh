@@ -42,8 +42,7 @@ __device__ inline void store_chunk(const Int8ChunkPlanes& p, int64_t row, int64_
   const int64_t first = row * p.columns + chunk * kIntegerChunk;
   uint32_t pairs[4];
 #pragma unroll
-  for (int n = 0; n < 4; ++n)
-    pairs[n] = static_cast<uint32_t>((codes[2 * n] & 255) | (codes[2 * n + 1] & 255) << 8);
+  for (int n = 0; n < 4; ++n) pairs[n] = static_cast<uint32_t>((codes[2 * n] & 255) | (codes[2 * n + 1] & 255) << 8);
   if (p.rows <= kIntegerStreamMaxTokens) {
     int8_t* to = p.codes + first + lane / 8 * 64 + lane % 8 * 2;
 #pragma unroll

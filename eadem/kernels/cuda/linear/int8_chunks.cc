@@ -108,8 +108,9 @@ void Int8Chunks::decode_row(float* row, const TensorView& encoded, int64_t index
   const int64_t padded = round_up(planes.rows);
   for (int64_t k = 0; k < planes.columns; ++k) {
     const int64_t chunk = k / kChunk;
-    row[k] = planes.scales[chunk * padded + index] *
-             static_cast<float>(planes.codes[index * planes.columns + chunk * kChunk + place_of(k % kChunk, planes.rows)]);
+    row[k] =
+        planes.scales[chunk * padded + index] *
+        static_cast<float>(planes.codes[index * planes.columns + chunk * kChunk + place_of(k % kChunk, planes.rows)]);
   }
 }
 

@@ -14,11 +14,12 @@
 // Planes, for C chunks of a row and R rows, of which there is room for R8, a multiple of 8:
 //   codes   i8   [R, columns]          of up to kIntegerStreamMaxTokens rows, of each 64 columns 16 bytes for lane
 //                                      t = 0 ... 3 of a warp's four: of each 16 columns 2 t, 2 t + 1, 2 t + 8 and
-//                                      2 t + 9, as fragments have them (mma.cuh). Of more rows, of each 16 columns 0, 1,
-//                                      8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, which wgmma multiplies with words
-//                                      of fragment_layout.h
+//                                      2 t + 9, as fragments have them (mma.cuh). Of more rows, of each 16 columns 0,
+//                                      1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, which wgmma multiplies with
+//                                      words of fragment_layout.h
 //   scales  f32  [C, R8]
-//   halves  f16  [R, columns]          of more than kIntegerStreamMaxTokens rows the codes once more, of each 16 columns
+//   halves  f16  [R, columns]          of more than kIntegerStreamMaxTokens rows the codes once more, of each 16
+//   columns
 //                                      0, 8, 2, 10, 4, 12, 6, 14, 1, 9, 3, 11, 5, 13, 7, 15 (integer_products.cuh). Of
 //                                      fewer no product reads them, and they are undefined
 //   sums    f16  [C, R8 / 8, 2, 8, 8]  of the codes of 16 columns each, times 2^-12: [chunk][8 rows][half of the
