@@ -123,7 +123,7 @@ struct Int8ChunkPlanes {
   int64_t rows = 0, columns = 0;  // columns are a multiple of kIntegerChunk
 };
 inline constexpr int64_t kIntegerChunk = 256;
-// The most rows that launch_integer_stream multiplies; launch_integer_tiles multiplies more.
+// launch_integer_stream multiplies up to so many rows, launch_integer_tiles more.
 inline constexpr int64_t kIntegerStreamMaxTokens = 32;
 inline constexpr int kMostCodeSum = (1 << 24) / (15 * 63);  // of the magnitudes of a chunk's codes
 
@@ -496,7 +496,7 @@ struct PackedStreamParams {
 
 // Up to kIntegerStreamMaxTokens rows.
 [[nodiscard]] cudaError_t launch_integer_stream(const PackedStreamParams& params, cudaStream_t stream);
-// integer_tiles.cu: the same bits for any number of tokens; one part alone, without `up`.
+// integer_tiles.cu: the same bits for more rows; one part alone, without `up`.
 [[nodiscard]] cudaError_t launch_integer_tiles(const PackedStreamParams& params, cudaStream_t stream);
 // integer_group_tiles.cu: what launch_integer_tiles calls for codes in groups.
 [[nodiscard]] cudaError_t launch_integer_group_tiles(const PackedStreamParams& params, cudaStream_t stream);

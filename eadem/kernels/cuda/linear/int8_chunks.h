@@ -18,10 +18,9 @@
 //                                      1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, which wgmma multiplies with
 //                                      words of fragment_layout.h
 //   scales  f32  [C, R8]
-//   halves  f16  [R, columns]          of more than kIntegerStreamMaxTokens rows the codes once more, of each 16
-//   columns
-//                                      0, 8, 2, 10, 4, 12, 6, 14, 1, 9, 3, 11, 5, 13, 7, 15 (integer_products.cuh). Of
-//                                      fewer no product reads them, and they are undefined
+//   halves  f16  [R, columns]          the codes once more, of each 16 columns 0, 8, 2, 10, 4, 12, 6, 14, 1, 9, 3, 11,
+//                                      5, 13, 7, 15 (integer_products.cuh); undefined where there are up to
+//                                      kIntegerStreamMaxTokens rows
 //   sums    f16  [C, R8 / 8, 2, 8, 8]  of the codes of 16 columns each, times 2^-12: [chunk][8 rows][half of the
 //                                      chunk][row][sum], as wgmma reads them (narrow_operand)
 #pragma once

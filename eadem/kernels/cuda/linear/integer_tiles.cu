@@ -129,7 +129,8 @@ using SixBitTiles = HalfTiles<IntegerCodes::six, kWide, kTokens>;
 cudaError_t launch_integer_tiles(const PackedStreamParams& packed, cudaStream_t stream) {
   const LinearStreamParams& p = packed.product;
   if (p.tokens == 0 || p.parts[0].out == 0) return cudaSuccess;
-  if (p.in % kIntegerChunk != 0 || p.parts[1].out != 0 || p.up != nullptr) return cudaErrorInvalidValue;
+  if (p.tokens <= kIntegerStreamMaxTokens || p.in % kIntegerChunk != 0 || p.parts[1].out != 0 || p.up != nullptr)
+    return cudaErrorInvalidValue;
   const IntegerCodes codes = integer_codes_of(packed.layouts[0]);
   if (codes == IntegerCodes::groups) return launch_integer_group_tiles(packed, stream);
   return with_f32_or_bf16(p.y_dtype, [&](auto y) {
