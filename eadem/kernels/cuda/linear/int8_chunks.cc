@@ -16,13 +16,13 @@ constexpr int64_t kChunk = kIntegerChunk, kHalf = 16, kHalves = kChunk / kHalf;
 
 int64_t round_up(int64_t rows) { return (rows + 7) / 8 * 8; }
 
-// Where the code of a column of a chunk stands, where there are few rows.
+// Where the code of a column of a chunk stands in rows that launch_integer_stream multiplies.
 int64_t streamed_place_of(int64_t column) {
   const int64_t in_piece = column % 64, step = in_piece / 16, half = in_piece % 16 / 8;
   return column - in_piece + column % 8 / 2 * 16 + step * 4 + half * 2 + column % 2;
 }
 
-// Where it stands where there are more.
+// Where it stands in rows that launch_integer_tiles multiplies.
 int64_t tiled_place_of(int64_t column) {
   return column - column % 16 + column % 8 / 2 * 4 + column % 16 / 8 * 2 + column % 2;
 }
