@@ -4,6 +4,10 @@
 // 1 and |k| <= 1: what earlier steps got wrong, as the length of a column's error, does not grow. A bound is therefore
 // the sum of what the steps get wrong by themselves; and likewise for the gradient of S, backwards. Products of errors
 // are covered by a hundredth.
+//
+// Within a group of tokens a kernel has no S, but S0, keys, corrections and F. Bounds then are of the S that its
+// numbers make, exactly: S is rounded after the last token alone. What one token gets wrong is relative to the sizes of
+// the terms, S0 and each correction, which may cancel.
 #include "tests/ops/delta_rule_bounds.h"
 
 #include <algorithm>
@@ -49,7 +53,6 @@ struct Step {
   Row d, read, d_error, read_error;
   Row before_error, after_error;  // lengths of the errors of columns
   double decay_error = 0;         // relative, the largest of the rows
-  Row argument;                   // |a + dt_bias| of each row
 };
 
 class Head {
@@ -77,6 +80,18 @@ class Head {
   size_t rows() const { return rows_; }
   size_t columns() const { return columns_; }
 
+  // Relative, the largest of the rows.
+  double decay_error(int64_t t, const DeltaToken& token) const {
+    double result = 0;
+    for (size_t i = 0; i < rows_; ++i) {
+      const size_t own = attrs_.channel_decay ? i : 0;
+      const double x = std::fabs(in_[kA].data[decay_row(t) + own] + in_[kDtBias].data[decay_row(0) + own]);
+      result = std::max(result, kExp + scale() * (kU * x + token.rate[i] * (kSoftplus + kExp + 2 * kU)));
+    }
+    return result;
+  }
+
+  // One step by itself.
   Step step(int64_t t, const DeltaState& state, const Row& error) const {
     Step s;
     s.token = ops::delta_token(attrs_, in_, t, head_);
@@ -84,15 +99,8 @@ class Head {
     s.before_error = error;
     const double* v = &in_[kV].data[value_row(t)];
     ops::delta_step(s.after, s.token, v, s.d, s.read);
-    double largest = 0;
-    for (size_t i = 0; i < rows_; ++i) {
-      const size_t own = attrs_.channel_decay ? i : 0;
-      const double x = std::fabs(in_[kA].data[decay_row(t) + own] + in_[kDtBias].data[decay_row(0) + own]);
-      s.argument.push_back(x);
-      s.decay_error =
-          std::max(s.decay_error, kExp + scale() * (kU * x + s.token.rate[i] * (kSoftplus + kExp + 2 * kU)));
-      largest = std::max(largest, s.token.decay[i]);
-    }
+    s.decay_error = decay_error(t, s.token);
+    const double largest = *std::max_element(s.token.decay.begin(), s.token.decay.end());
     DeltaState faded = state;
     for (size_t i = 0; i < faded.size(); ++i) faded[i] *= s.token.decay[i / columns_];
     const Row faded_size = column_lengths(faded, columns_), after_size = column_lengths(s.after, columns_);
@@ -116,27 +124,103 @@ class Head {
   double sum_rows_, normal_;
 };
 
+// The steps of one value head in groups, and how far a kernel's numbers may be from them.
+class GroupedHead {
+ public:
+  GroupedHead(const Head& head, const GatedDeltaRuleAttrs& attrs, ops::DeltaGroupState group)
+      : head_(head),
+        attrs_(attrs),
+        group_(std::move(group)),
+        state_(group_.state()),
+        error_(head.columns(), 0.0),
+        whole_error_(error_),
+        key_errors_(group_.keys.size(), 0.0),
+        correction_errors_(group_.keys.size(), error_) {}
+
+  // Of y.
+  Row step(const DeltaToken& token, const double* v, double decay_error) {
+    const size_t columns = head_.columns();
+    const double q = length_of(token.q), k = length_of(token.k), beta = token.beta,
+                 largest = *std::max_element(token.decay.begin(), token.decay.end());
+    const Row size = faded_sizes(token);
+    Row d, read, result(columns), d_error(columns), all(columns);
+    ops::delta_step(state_, token, v, d, read);
+    for (size_t j = 0; j < columns; ++j) {
+      const double own_read = size[j] * k * (head_.sum_rows() + head_.normal() + decay_error + 2 * kU);
+      const double rounding = std::fabs(d[j]) * kSigmoid + 8 * kU * beta * (std::fabs(v[j]) + size[j] * k);
+      all[j] = size[j] + k * std::fabs(d[j]);
+      d_error[j] = beta * (own_read + largest * error_[j] * k) + rounding;
+      error_[j] = largest * error_[j] + size[j] * (decay_error + kU) + k * (beta * own_read + rounding) +
+                  k * std::fabs(d[j]) * (head_.normal() + 2 * kU) + kStateUnderflow;
+      result[j] = kSecondOrder * q * (error_[j] + all[j] * (head_.sum_rows() + head_.normal() + decay_error + 8 * kU)) +
+                  kStateUnderflow;
+    }
+    for (double& key_error : key_errors_) key_error += decay_error + kU;
+    key_errors_.push_back(head_.normal());
+    correction_errors_.push_back(d_error);
+    fade_error_ += decay_error + kU;
+    group_.append(token, d, state_);
+    if (!group_.keys.empty()) return result;
+    for (size_t j = 0; j < columns; ++j)
+      whole_error_[j] = error_[j] += gamma_f32(kernels::GatedDeltaRuleAttrs::kGroup + 2) * all[j];
+    key_errors_.clear();
+    correction_errors_.clear();
+    fade_error_ = 0;
+    return result;
+  }
+
+  // Of what the state keeps.
+  void bound_state(double* kept) const {
+    ops::DeltaGroupState errors{DeltaState(group_.whole.size()), group_.keys, correction_errors_, group_.fade};
+    for (size_t i = 0; i < errors.whole.size(); ++i) errors.whole[i] = kSecondOrder * whole_error_[i % head_.columns()];
+    for (Row& correction : errors.corrections)
+      for (double& x : correction) x *= kSecondOrder;
+    for (size_t t = 0; t < errors.keys.size(); ++t)
+      for (double& x : errors.keys[t]) x = kSecondOrder * key_errors_[t] * std::fabs(x) + kStateUnderflow;
+    for (double& x : errors.fade) x = kSecondOrder * fade_error_ * x + kStateUnderflow;
+    ops::store_delta_state(attrs_, errors, kept);
+    kept[attrs_.count_at()] = 0;
+  }
+
+ private:
+  // The lengths of columns of S0 and of the products of keys and corrections, faded by a token, added up.
+  Row faded_sizes(const DeltaToken& token) const {
+    const size_t columns = head_.columns();
+    DeltaState faded = group_.whole;
+    for (size_t at = 0; at < faded.size(); ++at) faded[at] *= group_.fade[at / columns] * token.decay[at / columns];
+    Row result = column_lengths(faded, columns);
+    for (size_t t = 0; t < group_.keys.size(); ++t) {
+      Row key = group_.keys[t];
+      for (size_t i = 0; i < key.size(); ++i) key[i] *= token.decay[i];
+      for (size_t j = 0; j < columns; ++j) result[j] += length_of(key) * std::fabs(group_.corrections[t][j]);
+    }
+    return result;
+  }
+
+  const Head& head_;
+  const GatedDeltaRuleAttrs& attrs_;
+  ops::DeltaGroupState group_;
+  DeltaState state_;
+  Row error_, whole_error_;  // lengths of the errors of columns of S, and of S0
+  Row key_errors_;           // relative, of each token of the group
+  std::vector<Row> correction_errors_;
+  double fade_error_ = 0;  // relative
+};
+
 void infer(const GatedDeltaRuleAttrs& attrs, Inputs in, Bounds& result) {
+  const std::vector<double> none(static_cast<size_t>(attrs.state_floats()), 0.0);
   for (const ops::SequenceRange& sequence : ops::sequences_of(in[kQueryStart], attrs.cached ? &in[kSlots] : nullptr))
     for (int64_t h = 0; h < attrs.value_heads; ++h) {
       const Head head(attrs, in, h);
-      DeltaState state(head.rows() * head.columns(), 0.0);
-      const auto kept = static_cast<size_t>(sequence.slot * attrs.value_heads + h) * state.size();
-      if (sequence.slot >= 0) std::copy_n(&in[kState].data[kept], state.size(), state.begin());
-      Row error(head.columns(), 0.0);
+      const auto kept = static_cast<size_t>((sequence.slot * attrs.value_heads + h) * attrs.state_floats());
+      GroupedHead grouped(
+          head, attrs, ops::load_delta_state(attrs, sequence.slot < 0 ? none.data() : in[kState].data.data() + kept));
       for (int64_t t = sequence.begin; t < sequence.end; ++t) {
-        const Step s = head.step(t, state, error);
-        const Row size = column_lengths(s.after, head.columns());
-        for (size_t j = 0; j < head.columns(); ++j)
-          result[0][head.value_row(t) + j] =
-              kSecondOrder * length_of(s.token.q) *
-                  (s.after_error[j] + size[j] * (head.sum_rows() + head.normal() + 2 * kU)) +
-              kStateUnderflow;
-        state = s.after;
-        error = s.after_error;
+        const DeltaToken token = ops::delta_token(attrs, in, t, h);
+        const Row y = grouped.step(token, &in[kV].data[head.value_row(t)], head.decay_error(t, token));
+        std::copy(y.begin(), y.end(), result[0].begin() + static_cast<std::ptrdiff_t>(head.value_row(t)));
       }
-      if (sequence.slot >= 0 && sequence.end > sequence.begin)
-        for (size_t i = 0; i < state.size(); ++i) result[1][kept + i] = kSecondOrder * error[i % head.columns()];
+      if (sequence.slot >= 0 && sequence.end > sequence.begin) grouped.bound_state(result[1].data() + kept);
     }
 }
 

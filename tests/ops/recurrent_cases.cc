@@ -65,8 +65,7 @@ std::vector<Workload> gated_delta_rule() {
                                      kQueryStart};
     if (attrs.cached) {
       types.push_back(kStateSlots);
-      types.emplace_back(
-          kF32, std::initializer_list<Dim>{step.sequences + 2, attrs.value_heads, attrs.key_dim, attrs.value_dim});
+      types.emplace_back(kF32, std::initializer_list<Dim>{step.sequences + 2, attrs.value_heads, attrs.state_floats()});
     }
     cases.push_back(named_case(std::make_shared<ops::GatedDeltaRule>(attrs), std::move(types), symbols_of(step)));
   };

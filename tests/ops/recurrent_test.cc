@@ -169,8 +169,8 @@ TEST(RecurrentProperties, GatedDeltaRule) {
          {q, q, TensorType(DType::f32, {Symbol::tokens, 4, 41}),
           TensorType(DType::f32, {Symbol::tokens, attrs.decays()}), TensorType(DType::f32, {Symbol::tokens, 4}),
           TensorType(DType::f32, {4}), TensorType(DType::f32, {attrs.decays()}), kQueryStart},
-         TensorType(DType::f32, {4, 11, 41})},
-        70, {70, 1, 9, 33});
+         TensorType(DType::f32, {4, attrs.state_floats()})},
+        70, {70, 1, 2, 3, 9, 33});
   }
 }
 

@@ -101,7 +101,7 @@ TEST(TypeRules, GatedDeltaRule) {
   kernels::GatedDeltaRuleAttrs attrs{.key_heads = 2, .value_heads = 4, .key_dim = 3, .value_dim = 5};
   const GatedDeltaRule op(attrs);
   const TensorType q(kF, {kT, 2, 3}), v(kF, {kT, 4, 5}), a(kF, {kT, 4}), heads(kF, {4}),
-      start(kI, {Dim(Symbol::sequences, 1)}), slots(kI, {Symbol::sequences}), state(kF, {7, 4, 3, 5});
+      start(kI, {Dim(Symbol::sequences, 1)}), slots(kI, {Symbol::sequences}), state(kF, {7, 4, attrs.state_floats()});
   EXPECT_EQ(infer(op, {q, q, v, a, a, heads, heads, start})[0], v);
   EXPECT_REFUSED(infer(op, {q, v, v, a, a, heads, heads, start}), "'k'", "the attributes");
   EXPECT_REFUSED(infer(op, {q, q, TensorType(kB, {kT, 4, 5}), a, a, heads, heads, start}), "'v' is bf16");
@@ -112,7 +112,8 @@ TEST(TypeRules, GatedDeltaRule) {
   attrs.cached = true;
   const GatedDeltaRule cached(attrs);
   EXPECT_EQ(infer(cached, {q, q, v, a, a, heads, heads, start, slots, state})[1], state);
-  EXPECT_REFUSED(infer(cached, {q, q, v, a, a, heads, heads, start, slots, TensorType(kF, {7, 4, 5, 3})}), "'state'");
+  EXPECT_REFUSED(infer(cached, {q, q, v, a, a, heads, heads, start, slots, TensorType(kF, {7, 4, 15})}), "'state'",
+                 "expected 64");
   EXPECT_REFUSED(GatedDeltaRule({.key_heads = 3, .value_heads = 4, .key_dim = 1, .value_dim = 1}), "value_heads is 4");
   EXPECT_REFUSED(GatedDeltaRule({.key_heads = 1, .value_heads = 4, .key_dim = 0, .value_dim = 1}), "key_dim is 0");
   const auto rule = [&](Sharding s, Sharding p) {

@@ -14,6 +14,7 @@
 #include "eadem/kernels/attention/pooled_attention.h"
 #include "eadem/kernels/attention/selected_attention.h"
 #include "eadem/kernels/experts.h"
+#include "eadem/kernels/recurrent/gated_delta_rule.h"
 #include "eadem/kernels/sample.h"
 
 namespace eadem::workloads {
@@ -404,6 +405,14 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
   // States that fade within a few tokens, and hardly.
   if (op == "gated_delta_rule" && (port == "a" || port == "b")) return uniform(dtype, shape, random, -3, 3);
   if (op == "gated_delta_rule" && port == "dt_bias") return uniform(dtype, shape, random, -4, 0);
+  if (op == "gated_delta_rule" && port == "state") {  // each head has as many tokens of a group as its number says
+    const auto attrs = object.attrs().get<kernels::GatedDeltaRuleAttrs>();
+    return filled(dtype, shape, [&](int64_t i) {
+      const int64_t head = i / attrs.state_floats(), at = i % attrs.state_floats();
+      if (at == attrs.count_at()) return static_cast<double>(head % attrs.kGroup);
+      return random.between(at < attrs.keys_at() ? 0 : -1, 1);
+    });
+  }
   if (op == "feed_tokens" && port == "ids")  // every third one is that of a row of the step before
     return filled(dtype, shape, [&](int64_t i) {
       return i % 3 == 1 ? -1.0 - static_cast<double>(random.below(shapes[1][0]))

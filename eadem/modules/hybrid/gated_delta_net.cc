@@ -79,7 +79,7 @@ ValueId GatedDeltaNet::build_rule(BuildContext& context, ValueId x) const {
                                  parameter("dt_bias", config_.decays()),
                                  context.step.query_start};
   if (cached) {
-    TensorType row(DType::f32, {attrs.value_heads, config_.key_dim, config_.value_dim});
+    TensorType row(DType::f32, {attrs.value_heads, attrs.state_floats()});
     if (context.num_ranks > 1) row.sharding = Sharding::along(0);
     inputs.push_back(context.step.state_slots);
     inputs.push_back(

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/ops/recurrent/gated_delta_rule.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "eadem/ops/model_shapes.h"
 #include "eadem/ops/recurrent/sequence_ports.h"
 
 namespace eadem::ops {
+
+using kernels::GatedDeltaRuleAttrs;
 
 GatedDeltaRule::GatedDeltaRule(const kernels::GatedDeltaRuleAttrs& attrs) : attrs_(attrs) {
   if (attrs.key_heads <= 0 || attrs.value_heads <= 0 || attrs.value_heads % attrs.key_heads != 0)
@@ -78,7 +81,7 @@ std::vector<TensorType> GatedDeltaRule::infer_types(std::span<const TensorType> 
   expect_query_start(name(), in[kQueryStart]);
   const TensorType y = plain_type(in[kQ].dtype, in[kV].dims());
   if (!attrs_.cached) return {y};
-  const Dim row[] = {attrs_.value_heads, attrs_.key_dim, attrs_.value_dim};
+  const Dim row[] = {attrs_.value_heads, attrs_.state_floats()};
   expect_sequence_state(name(), in[kQueryStart], in[kSlots], in[kState], row);
   return {y, plain_type(DType::f32, in[kState].dims())};
 }
@@ -117,13 +120,18 @@ std::vector<Saved> GatedDeltaRule::saved() const {
 
 Cost GatedDeltaRule::cost(Pass pass, std::span<const TensorType> in, std::span<const TensorType> out,
                           const SymbolValues& symbols) const {
-  // An element of S is faded, read for d, corrected, and read for y. Backward: all of it again, and the gradient of S
-  // goes through two corrections, a fading, and five products with rows.
+  // An element of S is read for d and for y of every token, and faded and corrected by all tokens of a group at once.
+  // Backward: it is faded, read and corrected by each token, and the gradient of S goes through two corrections, a
+  // fading, and five products with rows.
   const double elements = static_cast<double>(in[kV].num_elements(symbols)) * static_cast<double>(attrs_.key_dim);
-  const double flops = elements * (pass == Pass::backward ? 22 : 7);
+  const double flops = elements * (pass == Pass::backward ? 22 : 6 + 1.0 / GatedDeltaRuleAttrs::kGroup);
   if (!attrs_.cached) return {flops, traffic_bytes(*this, pass, in, out, symbols)};
-  return {flops,
-          traffic_bytes(in.first(kState), out.first(1), symbols) + state_traffic(in[kSlots], in[kState], symbols)};
+  // S is read for every step, and written after every group.
+  const double states = state_traffic(in[kSlots], in[kState], symbols) / 2,
+               tokens = static_cast<double>(in[kQ].dim(0).bind(symbols)),
+               groups = tokens / static_cast<double>(GatedDeltaRuleAttrs::kGroup *
+                                                     std::max<int64_t>(1, in[kSlots].dim(0).bind(symbols)));
+  return {flops, traffic_bytes(in.first(kState), out.first(1), symbols) + states * (1 + std::min(1.0, groups))};
 }
 
 std::vector<Workload> GatedDeltaRule::workloads() {
@@ -155,7 +163,7 @@ std::vector<Workload> GatedDeltaRule::workloads() {
                        TensorType(shape.dtype, {Symbol::tokens, shape.value_heads}),
                        TensorType(DType::f32, {shape.value_heads}), TensorType(DType::f32, {attrs.decays()}),
                        TensorType(DType::i32, {Dim(Symbol::sequences, 1)}), TensorType(DType::i32, {Symbol::sequences}),
-                       TensorType(DType::f32, {step.sequences, shape.value_heads, shape.key_dim, shape.value_dim})},
+                       TensorType(DType::f32, {step.sequences, shape.value_heads, attrs.state_floats()})},
                       symbols_of(step)});
     }
   return rows;

@@ -72,6 +72,56 @@ void delta_step(DeltaState& state, const DeltaToken& token, const double* v, std
     for (size_t j = 0; j < columns; ++j) state[i * columns + j] += token.k[i] * d[j];
 }
 
+DeltaState DeltaGroupState::state() const {
+  DeltaState result = whole;
+  const size_t columns = whole.size() / fade.size();
+  for (size_t at = 0; at < whole.size(); ++at) {
+    result[at] *= fade[at / columns];
+    for (size_t t = 0; t < keys.size(); ++t) result[at] += keys[t][at / columns] * corrections[t][at % columns];
+  }
+  return result;
+}
+
+void DeltaGroupState::append(const DeltaToken& token, const std::vector<double>& d, const DeltaState& state) {
+  for (size_t i = 0; i < fade.size(); ++i) {
+    fade[i] *= token.decay[i];
+    for (std::vector<double>& key : keys) key[i] *= token.decay[i];
+  }
+  keys.push_back(token.k);
+  corrections.push_back(d);
+  if (std::ssize(keys) == GatedDeltaRuleAttrs::kGroup) *this = {state, {}, {}, std::vector<double>(fade.size(), 1.0)};
+}
+
+DeltaGroupState load_delta_state(const GatedDeltaRuleAttrs& attrs, const double* kept) {
+  const auto row = [&](int64_t at, int64_t size) { return std::vector<double>(kept + at, kept + at + size); };
+  DeltaGroupState state{row(attrs.matrix_at(), attrs.key_dim * attrs.value_dim),
+                        {},
+                        {},
+                        std::vector<double>(static_cast<size_t>(attrs.key_dim), 1.0)};
+  const auto count = static_cast<int64_t>(kept[attrs.count_at()]);
+  for (int64_t t = 0; t < count; ++t) {
+    state.keys.push_back(row(attrs.keys_at() + t * attrs.key_dim, attrs.key_dim));
+    state.corrections.push_back(row(attrs.corrections_at() + t * attrs.value_dim, attrs.value_dim));
+  }
+  if (count > 0)
+    for (size_t i = 0; i < state.fade.size(); ++i)
+      state.fade[i] = kept[static_cast<size_t>(attrs.fade_at()) + (attrs.channel_decay ? i : 0)];
+  return state;
+}
+
+void store_delta_state(const GatedDeltaRuleAttrs& attrs, const DeltaGroupState& state, double* kept) {
+  std::copy(state.whole.begin(), state.whole.end(), kept + attrs.matrix_at());
+  const auto count = std::ssize(state.keys);
+  kept[attrs.count_at()] = static_cast<double>(count);
+  for (int64_t t = 0; t < count; ++t) {
+    const auto at = static_cast<size_t>(t);
+    std::copy(state.keys[at].begin(), state.keys[at].end(), kept + attrs.keys_at() + t * attrs.key_dim);
+    std::copy(state.corrections[at].begin(), state.corrections[at].end(),
+              kept + attrs.corrections_at() + t * attrs.value_dim);
+  }
+  if (count > 0) std::copy_n(state.fade.begin(), attrs.decays_of_head(), kept + attrs.fade_at());
+}
+
 namespace {
 
 void infer(const GatedDeltaRuleAttrs& attrs, std::span<const RefTensor> in, std::span<RefTensor> out) {
@@ -79,19 +129,21 @@ void infer(const GatedDeltaRuleAttrs& attrs, std::span<const RefTensor> in, std:
   std::vector<double> d, read;
   for (const SequenceRange& sequence : sequences_of(in[kQueryStart], attrs.cached ? &in[kSlots] : nullptr))
     for (int64_t h = 0; h < attrs.value_heads; ++h) {
-      DeltaState state(rows * columns, 0.0);
-      const auto kept = static_cast<std::ptrdiff_t>(sequence.slot * attrs.value_heads + h) *
-                        static_cast<std::ptrdiff_t>(state.size());
-      if (sequence.slot >= 0) std::copy_n(in[kState].data.begin() + kept, state.size(), state.begin());
+      const auto kept = static_cast<size_t>((sequence.slot * attrs.value_heads + h) * attrs.state_floats());
+      const std::vector<double> none(static_cast<size_t>(attrs.state_floats()), 0.0);
+      DeltaGroupState group = load_delta_state(attrs, sequence.slot < 0 ? none.data() : in[kState].data.data() + kept);
+      DeltaState state = group.state();
       for (int64_t t = sequence.begin; t < sequence.end; ++t) {
         const DeltaToken token = delta_token(attrs, in, t, h);
         delta_step(state, token, &in[kV].data[value_row(attrs, t, h)], d, read);
+        group.append(token, d, state);
         double* y = &out[0].data[value_row(attrs, t, h)];
         std::fill_n(y, columns, 0.0);
         for (size_t i = 0; i < rows; ++i)
           for (size_t j = 0; j < columns; ++j) y[j] += state[i * columns + j] * token.q[i];
       }
-      if (sequence.slot >= 0) std::copy(state.begin(), state.end(), out[1].data.begin() + kept);
+      if (sequence.slot >= 0 && sequence.begin < sequence.end)
+        store_delta_state(attrs, group, out[1].data.data() + kept);
     }
 }
 

@@ -24,6 +24,22 @@ DeltaToken delta_token(const kernels::GatedDeltaRuleAttrs& attrs, std::span<cons
 // S [key_dim, value_dim], of doubles.
 using DeltaState = std::vector<double>;
 
+// What a state keeps of a value head (kernels/recurrent/gated_delta_rule.h), of doubles.
+struct DeltaGroupState {
+  DeltaState whole;                                    // S before the last group
+  std::vector<std::vector<double>> keys, corrections;  // of the tokens of that group
+  std::vector<double> fade;                            // F of each row
+
+  // S after the last token.
+  DeltaState state() const;
+  // A token that made S `state` by the correction d.
+  void append(const DeltaToken& token, const std::vector<double>& d, const DeltaState& state);
+};
+
+// From and to a value head's part of the state.
+DeltaGroupState load_delta_state(const kernels::GatedDeltaRuleAttrs& attrs, const double* kept);
+void store_delta_state(const kernels::GatedDeltaRuleAttrs& attrs, const DeltaGroupState& state, double* kept);
+
 // One token: `state` becomes S after it; d and S^T k before it are written [value_dim].
 void delta_step(DeltaState& state, const DeltaToken& token, const double* v, std::vector<double>& d,
                 std::vector<double>& read);

@@ -84,8 +84,9 @@ TEST(MemoryDemand, NamesSnapshots) {
   options.cache = PagedKVCacheConfig{.max_batch_size = 1, .max_cache_len = 64, .state_snapshots = int64_t{1} << 24};
   const std::string answer = refusal(
       [&] { InferEngine(config.model, open_device("cpu", {.num_threads = 1}), options, models::spec_of(config)); });
-  // A state has 9 layers of 16 x 128 x 128 values and the last 3 rows of 3 x 16 x 128 channels.
-  EXPECT_HAS(answer, ", per sequence 10.1 MB, snapshots per sequence 169 TB)");
+  // A state has 9 layers of 16 heads, each of 128 x 128 values, 3 tokens of 2 x 128 and 16 more, and the last 3 rows of
+  // 3 x 16 x 128 channels.
+  EXPECT_HAS(answer, ", per sequence 10.6 MB, snapshots per sequence 177 TB)");
 }
 
 }  // namespace memory_demand_test

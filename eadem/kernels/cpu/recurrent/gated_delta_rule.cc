@@ -4,9 +4,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "eadem/core/device/cpu_probe.h"
 #include "eadem/kernels/cpu/kernels.h"
-#include "eadem/kernels/cpu/linear/stream_ahead.h"
+#include "eadem/kernels/cpu/recurrent/delta_groups.h"
 #include "eadem/kernels/cpu/recurrent/delta_rule.h"
 #include "eadem/kernels/cpu/support.h"
 
@@ -15,135 +14,197 @@
 #include <hwy/foreach_target.h>
 
 #include "eadem/kernels/cpu/dispatch.h"
-#include "eadem/kernels/cpu/recurrent/delta_rule-inl.h"
+#include "eadem/kernels/cpu/recurrent/delta_groups-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// Vectors of columns that many tokens go through together: kWideVecs where the first cache has room for their rows of S
-// and for the rows of tokens that pass by them, else kBlockVecs. All of a step's sums stand in registers: 4 of a
-// vector, and four of what a row of S is multiplied by. With two vectors, y, one chain, takes as long as all
-// operations. Tokens of Qwen3-Next with AVX-512: on Emerald Rapids, whose first cache has 48 KB, 4 vectors take 15 %
-// less than 2 (medians of nine turns, 512 and 2,048 tokens); on Zen 4, where it has 32 KB, 3 took 8 % longer than 2 and
-// 4 took 5 %, measured before later tokens were fetched a line at a time.
-inline constexpr int kBlockVecs = 2, kWideVecs = HWY_TARGET == HWY_AVX3 ? 4 : kBlockVecs;
-
-template <typename Task>
-HWY_INLINE void with_block_vecs(bool wide, Task&& task) {
-  if constexpr (kWideVecs > kBlockVecs)
-    if (wide) return task(std::integral_constant<int, kWideVecs>());
-  task(std::integral_constant<int, kBlockVecs>());
-}
+// From so many tokens of a sequence on, copying S there and back costs less than it saves.
+constexpr int64_t kDeltaTokensInBlocks = 8;
 
 // Copies the columns of S [rows, columns], block by block, to where each block lies alone, or back.
-template <int kVecs>
 HWY_INLINE void copy_blocks(float* blocks, float* state, int64_t rows, int64_t columns, bool back) {
-  const auto copy = [&](int64_t c, int64_t width) {
-    float *block = blocks + c * rows, *part = state + c;
-    for (int64_t i = 0; i < rows; ++i, block += width, part += columns) {
+  for (int64_t i = 0; i < rows; ++i, state += columns) {
+    const auto copy = [&](int64_t c, int64_t width) {
+      float *block = blocks + c * rows + i * width, *part = state + c;
       if (back)
         std::copy_n(block, width, part);
       else
         std::copy_n(part, width, block);
-    }
-  };
-  for_each_column_block<kVecs>(
-      columns, [&](int64_t c) { copy(c, kVecs * kLanes); }, copy);
+    };
+    for_each_column_block<kGroupVecs>(
+        columns, [&](int64_t c) { copy(c, kGroupVecs * kLanes); }, copy);
+  }
 }
 
-// Fetches what a token of the next chunk has for columns from `c` on: rows of neighbouring tokens lie pages apart,
-// where the processor fetches nothing by itself. Of q and k it fetches the same columns as of v and y, so that all of
-// them are fetched by the time that the columns of S went by. One line at a time: as many at once as a token has would
-// take all buffers of the first cache, for which rows wait that come from the second one.
-template <int kVecs>
-struct TokenFetch {
-  static constexpr int64_t kLine = 16;  // floats
-  static constexpr int64_t kLines = ceil_div(kVecs * kLanes, kLine), kSteps = 4 * kLines;
+// The tokens of one sequence for one value head.
+class DeltaSequence {
+ public:
+  DeltaSequence(const DeltaRule& p, int64_t sequence, int64_t head, float* scratch)
+      : p_(p),
+        head_(head),
+        first_(p.query_start[sequence]),
+        end_(p.query_start[sequence + 1]),
+        rows_(p.attrs.key_dim),
+        columns_(p.attrs.value_dim),
+        state_(p.slots != nullptr && p.slots[sequence] >= 0
+                   ? p.state + (p.slots[sequence] * p.attrs.value_heads + head) * p.attrs.state_floats()
+                   : nullptr),
+        scratch_(p.attrs, scratch) {}
 
-  HWY_INLINE TokenFetch(const DeltaRule& p, int64_t token, int64_t head, int64_t c)
-      : rows{p.q + p.key_row(token, head) + c, p.k + p.key_row(token, head) + c, p.v + p.value_row(token, head) + c,
-             p.y + p.value_row(token, head) + c} {}
-  HWY_INLINE void operator()(int64_t step) const { fetch_far(rows[step % 4] + step / 4 * kLine); }
+  void run() {
+    if (first_ == end_) return;
+    if (state_ != nullptr && end_ - first_ < kDeltaTokensInBlocks)
+      in_place();
+    else
+      in_blocks();
+  }
 
-  const float* rows[4];
+ private:
+  // The columns of S that a block has stay in the first cache while a chunk of groups goes through them. Each block
+  // lies alone in scratch: as parts of rows of a power of two in bytes, its lines would share a few sets of that cache.
+  void in_blocks() {
+    if (state_ == nullptr)
+      std::fill_n(scratch_.s, rows_ * columns_, 0.0f);
+    else
+      copy_blocks(scratch_.s, matrix(), rows_, columns_, false);
+    for_each_chunk([&](int64_t begin, int64_t tokens, int64_t before) {
+      const auto block = [&](auto vecs, int64_t c, int64_t lanes) {
+        constexpr int kVecs = decltype(vecs)::value;
+        for_each_group(begin, tokens, before, [&](const DeltaGroup& group, int64_t token, int64_t come, int64_t count) {
+          const int64_t width = kVecs > 1 ? kVecs * kLanes : lanes;
+          const DeltaPart part = part_of(scratch_.s + c * rows_, width, token, c);
+          const GroupFetch<kVecs> fetch = fetch_of<kVecs>(token + kDeltaChunk * kDeltaGroup, c);
+          const DeltaColumns<kVecs> columns{lanes};
+          with_number(count, [&](auto number) {
+            read_part<kVecs, decltype(number)::value>(columns, group, rows_, come, part, fetch);
+          });
+          if (come + count == kDeltaGroup) update_part(columns, group, p_.attrs, part, fetch.rest());
+        });
+      };
+      for_each_column_block<kGroupVecs>(
+          columns_, [&](int64_t c) { block(std::integral_constant<int, kGroupVecs>(), c, kLanes); },
+          [&](int64_t c, int64_t lanes) { block(std::integral_constant<int, 1>(), c, lanes); });
+    });
+    if (state_ != nullptr) copy_blocks(scratch_.s, matrix(), rows_, columns_, true);
+  }
+
+  // A few tokens, without a copy of S in scratch. Where it is read for few of them, whole rows are.
+  void in_place() {
+    for_each_chunk([&](int64_t begin, int64_t tokens, int64_t before) {
+      for_each_group(begin, tokens, before, [&](const DeltaGroup& group, int64_t token, int64_t come, int64_t count) {
+        with_number(count, [&](auto number) {
+          constexpr int kTokens = decltype(number)::value;
+          constexpr int kVecs = kGroupVecs * kDeltaGroup / kTokens;
+          const auto read = [&](auto vecs, int64_t c, int64_t lanes) {
+            const DeltaColumns<decltype(vecs)::value> columns{lanes};
+            read_part<decltype(vecs)::value, kTokens>(columns, group, rows_, come,
+                                                      part_of(matrix() + c, columns_, token, c), NoFetch());
+          };
+          for_each_column_block<kVecs>(
+              columns_, [&](int64_t c) { read(std::integral_constant<int, kVecs>(), c, kLanes); },
+              [&](int64_t c, int64_t lanes) { read(std::integral_constant<int, 1>(), c, lanes); });
+        });
+        if (come + count < kDeltaGroup) return;
+        const auto update = [&](auto vecs, int64_t c, int64_t lanes) {
+          update_part(DeltaColumns<decltype(vecs)::value>{lanes}, group, p_.attrs,
+                      part_of(matrix() + c, columns_, token, c), NoFetch());
+        };
+        for_each_column_block<kGroupVecs>(
+            columns_, [&](int64_t c) { update(std::integral_constant<int, kGroupVecs>(), c, kLanes); },
+            [&](int64_t c, int64_t lanes) { update(std::integral_constant<int, 1>(), c, lanes); });
+      });
+    });
+  }
+
+  // Of the group from `token` on. Behind the last token come the first ones for the next head, which is likely to be
+  // the next task of the same thread.
+  template <int kVecs>
+  HWY_INLINE GroupFetch<kVecs> fetch_of(int64_t token, int64_t c) const {
+    const bool is_next = token >= end_ && head_ + 1 < p_.attrs.value_heads;
+    return {p_, is_next ? token - end_ + first_ : token, is_next ? head_ + 1 : head_, c};
+  }
+
+  float* matrix() const { return state_ + p_.attrs.matrix_at(); }
+
+  DeltaPart part_of(float* s, int64_t stride, int64_t token, int64_t c) const {
+    const int64_t row = p_.value_row(token, head_) + c;
+    return {s, stride, p_.v + row, p_.y + row, p_.attrs.value_heads * columns_, scratch_.corrections + c, columns_};
+  }
+
+  // Calls chunk(begin, tokens, before) for chunks of whole groups, of whose first one `before` tokens have come, with
+  // what their tokens bring in scratch. The last group of a sequence need not be whole.
+  template <typename Chunk>
+  void for_each_chunk(Chunk&& chunk) {
+    int64_t before = take_group(), begin = first_;
+    for (int64_t tokens; begin < end_; begin += tokens) {
+      tokens = std::min(kDeltaChunk * kDeltaGroup - before, end_ - begin);
+      make_groups(scratch_, p_, begin, tokens, before, head_);
+      chunk(begin, tokens, before);
+      if (begin + tokens == end_) keep_group(before + tokens);
+      before = 0;
+    }
+  }
+
+  // Calls each(group, first new token, tokens that have come, new tokens).
+  template <typename Each>
+  HWY_INLINE void for_each_group(int64_t begin, int64_t tokens, int64_t before, Each&& each) {
+    for (int64_t at = before; at < before + tokens; at = round_up(at + 1, kDeltaGroup))
+      each(scratch_.group(at / kDeltaGroup), begin + at - before, at % kDeltaGroup,
+           std::min(kDeltaGroup - at % kDeltaGroup, before + tokens - at));
+  }
+
+  // The tokens of a group that the state keeps go to scratch. Returns their number.
+  int64_t take_group() {
+    if (state_ == nullptr) return 0;
+    const GatedDeltaRuleAttrs& attrs = p_.attrs;
+    const auto count = std::clamp<int64_t>(static_cast<int64_t>(state_[attrs.count_at()]), 0, kDeltaGroup - 1);
+    const DeltaGroup group = scratch_.group(0);
+    copy_keys(group, count, false);
+    std::copy_n(state_ + attrs.corrections_at(), count * columns_, scratch_.corrections);
+    std::copy_n(state_ + attrs.fade_at(), attrs.decays_of_head(), group.fade);
+    return count;
+  }
+
+  // Back, after `tokens` tokens from the first group in scratch on.
+  void keep_group(int64_t tokens) {
+    if (state_ == nullptr) return;
+    const GatedDeltaRuleAttrs& attrs = p_.attrs;
+    const int64_t count = tokens % kDeltaGroup;
+    state_[attrs.count_at()] = static_cast<float>(count);
+    if (count == 0) return;
+    const DeltaGroup group = scratch_.group(tokens / kDeltaGroup);
+    copy_keys(group, count, true);
+    std::copy_n(scratch_.corrections, count * columns_, state_ + attrs.corrections_at());
+    std::copy_n(group.fade, attrs.decays_of_head(), state_ + attrs.fade_at());
+  }
+
+  // Keys of tokens from the state to a group, or back.
+  void copy_keys(const DeltaGroup& group, int64_t tokens, bool back) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      float* kept = state_ + p_.attrs.keys_at() + t * rows_;
+      for_each_column_block<1>(
+          rows_, [&](int64_t c) { copy_key(rows_from(group, c), t, kept + c, kLanes, back); },
+          [&](int64_t c, int64_t lanes) { copy_key(rows_from(group, c), t, kept + c, lanes, back); });
+    }
+  }
+  static HWY_INLINE void copy_key(float* rows, int64_t token, float* kept, int64_t lanes, bool back) {
+    float* key = rows + (kOwnKeyRow + token) * kLanes;
+    if (back)
+      std::copy_n(key, lanes, kept);
+    else
+      store(load_n(kept, lanes), key);
+  }
+
+  const DeltaRule& p_;
+  int64_t head_, first_, end_, rows_, columns_;
+  float* state_;  // of this head, or null
+  DeltaGroupScratch scratch_;
 };
 
-// The tokens of a chunk, from token `begin` on, for columns of S from `c` on that lie at `state`, `stride` apart. The
-// row of S that a token writes is read for the next one while it is in registers.
-template <int kVecs>
-HWY_INLINE void delta_tokens(const DeltaRule& p, int64_t head, int64_t begin, int64_t tokens,
-                             const DeltaChunkRows& chunk, float* state, int64_t stride, int64_t c, int64_t lanes) {
-  const DeltaColumns<kVecs> columns{lanes};
-  const int64_t rows = p.attrs.key_dim;
-  DeltaReads<kVecs> reads = read_columns(columns, state, stride, chunk.at(0).faded, rows);
-  for (int64_t i = 0; i < tokens; ++i) {
-    const TokenFetch<kVecs> fetch(p, begin + i + kDeltaChunk, head, c);
-    const DeltaTokenRows token = chunk.at(i);
-    const int64_t row = p.value_row(begin + i, head) + c;
-    const Vec beta = set(*token.beta);
-    Vec d[kVecs];
-#pragma GCC unroll kUnroll
-    for (int u = 0; u < kVecs; ++u)
-      d[u] = hn::Mul(beta, hn::Sub(columns.at(p.v + row, u), hn::Add(reads.even[u], reads.odd[u])));
-    const DeltaUpdate<kVecs> update =
-        i + 1 < tokens
-            ? update_columns<kVecs, true>(columns, state, state, stride, token, d, chunk.at(i + 1).faded, rows, fetch)
-            : update_columns<kVecs, false>(columns, state, state, stride, token, d, nullptr, rows, fetch);
-#pragma GCC unroll kUnroll
-    for (int u = 0; u < kVecs; ++u) columns.put(update.y[u], p.y + row, u);
-    reads = update.reads;
-  }
-}
-
-// All tokens of a sequence, for one value head. `scratch`: a state, then the rows of a chunk. The columns of S that a
-// block has stay in the first cache while a chunk of tokens goes through them. Of several tokens each block lies alone
-// in scratch: as parts of rows of a power of two in bytes, its lines would share a few sets of that cache.
-template <int kVecs>
-void delta_blocks(const DeltaRule& p, int64_t first, int64_t end, int64_t head, float* state, float* scratch) {
-  const int64_t rows = p.attrs.key_dim, columns = p.attrs.value_dim;
-  if (state == nullptr)
-    std::fill_n(scratch, p.state_size(), 0.0f);
-  else
-    copy_blocks<kVecs>(scratch, state, rows, columns, false);
-  const DeltaChunkRows chunk{scratch + p.state_size(), p.attrs};
-  for (int64_t begin = first; begin < end; begin += kDeltaChunk) {
-    const int64_t tokens = std::min(kDeltaChunk, end - begin);
-    make_chunk_rows(chunk, p, begin, tokens, head);
-    for_each_column_block<kVecs>(
-        columns,
-        [&](int64_t c) {
-          delta_tokens<kVecs>(p, head, begin, tokens, chunk, scratch + c * rows, kVecs * kLanes, c, kLanes);
-        },
-        [&](int64_t c, int64_t lanes) {
-          delta_tokens<1>(p, head, begin, tokens, chunk, scratch + c * rows, lanes, c, lanes);
-        });
-  }
-  if (state != nullptr) copy_blocks<kVecs>(scratch, state, rows, columns, true);
-}
-
-// Updates the state of a head by a few tokens in place, without a copy of it in scratch.
-void delta_in_place(const DeltaRule& p, int64_t begin, int64_t end, int64_t head, float* state, float* scratch) {
-  const int64_t rows = p.attrs.key_dim, columns = p.attrs.value_dim;
-  const DeltaChunkRows chunk{scratch, p.attrs};
-  make_chunk_rows(chunk, p, begin, end - begin, head);
-  for (int64_t i = 0; begin + i < end; ++i) {
-    const int64_t row = p.value_row(begin + i, head);
-    delta_step({.before = state, .after = state, .stride = columns, .v = p.v + row, .y = p.y + row}, chunk.at(i), rows,
-               columns);
-  }
-}
-
 void delta_sequence(const DeltaRule& p, int64_t sequence, int64_t head, float* scratch) {
-  const int64_t first = p.query_start[sequence], end = p.query_start[sequence + 1];
-  float* const state = p.slots != nullptr && p.slots[sequence] >= 0
-                           ? p.state + (p.slots[sequence] * p.attrs.value_heads + head) * p.state_size()
-                           : nullptr;
-  if (state != nullptr && end - first < kDeltaTokensInBlocks)
-    return delta_in_place(p, first, end, head, state, scratch);
-  const int64_t wide_bytes = kWideVecs * kLanes * p.attrs.key_dim * static_cast<int64_t>(sizeof(float));
-  with_block_vecs(3 * wide_bytes <= 2 * p.first_cache,
-                  [&](auto vecs) { delta_blocks<decltype(vecs)::value>(p, first, end, head, state, scratch); });
+  DeltaSequence(p, sequence, head, scratch).run();
 }
 
 }  // namespace
@@ -162,17 +223,15 @@ namespace {
 Verdict can_delta_rule(const KernelRequest& r) {
   Requirements requirements(r);
   for (const size_t port : {0, 1, 2, 3, 4}) requirements.f32("q, k, v, a or b", r.inputs[port]);
-  // An element costs four operations on vectors, of which one is no fused product and sum.
-  return requirements.f32("y", r.outputs[0]).verdict({.flops_share = 0.7, .reason = "token by token"});
+  return requirements.f32("y", r.outputs[0]).verdict({.flops_share = 0.75, .reason = "groups of four tokens"});
 }
 
 PlanPtr prepare_delta_rule(const KernelRequest& r, Context&) {
   const auto task = EADEM_CPU_DISPATCH(delta_sequence, cpu_device(r).isa());
   const auto attrs = r.attrs.get<GatedDeltaRuleAttrs>();
-  const int64_t floats =
-      round_up(attrs.key_dim * attrs.value_dim + kDeltaChunk * DeltaChunkRows::floats_per_token(attrs), 16);
+  const int64_t floats = DeltaGroupScratch::floats(attrs);
   return make_plan(
-      [task, attrs, floats, first_cache = cache_bytes(1)](const KernelCall& call) {
+      [task, attrs, floats](const KernelCall& call) {
         DeltaRule p{.attrs = attrs,
                     .q = elements<const float>(call.inputs[0]),
                     .k = elements<const float>(call.inputs[1]),
@@ -183,8 +242,7 @@ PlanPtr prepare_delta_rule(const KernelRequest& r, Context&) {
                     .dt_bias = elements<const float>(call.inputs[6]),
                     .query_start = elements<const int32_t>(call.inputs[7]),
                     .sequences = call.inputs[7].shape[0] - 1,
-                    .y = elements<float>(call.outputs[0]),
-                    .first_cache = first_cache};
+                    .y = elements<float>(call.outputs[0])};
         if (attrs.cached) {
           p.slots = elements<const int32_t>(call.inputs[8]);
           p.state = elements<float>(call.outputs[1]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward pass of gated_delta_rule. States are computed again: one is kept every `chunk` tokens, and all of a
-// chunk's while its tokens are gone through backwards.
+// The backward pass of gated_delta_rule. States are computed again, one token after the other: one is kept every
+// `chunk` tokens, and all of a chunk's while its tokens are gone through backwards.
 #include <algorithm>
 #include <cmath>
 
@@ -21,6 +21,32 @@
 #define EADEM_KERNELS_CPU_GATED_DELTA_RULE_SCRATCH_
 namespace eadem::kernels::cpu {
 namespace {
+
+// The rows of one token for one value head, in scratch; a row has key_dim elements.
+struct DeltaTokenRows {
+  float* q;      // normalized
+  float* k;      // normalized
+  float* faded;  // decay * k
+  float* decay;  // exp(g): a row with channel_decay, else one number
+  float* beta;   // one number
+  int64_t decay_step;
+
+  float decay_of_row(int64_t i) const { return decay[i * decay_step]; }
+};
+
+// Rows for tokens 0, 1, … of a chunk, one after another in scratch.
+struct DeltaChunkRows {
+  static int64_t floats_per_token(const GatedDeltaRuleAttrs& attrs) {
+    return round_up(3 * attrs.key_dim + attrs.decays_of_head() + 1, 16);
+  }
+  DeltaTokenRows at(int64_t i) const {
+    const int64_t n = attrs.key_dim, decays = attrs.decays_of_head();
+    float* row = begin + i * floats_per_token(attrs);
+    return {row, row + n, row + 2 * n, row + 3 * n, row + 3 * n + decays, attrs.channel_decay ? 1 : 0};
+  }
+  float* begin;
+  GatedDeltaRuleAttrs attrs;
+};
 
 // A worker's memory, in floats.
 struct DeltaScratch {
@@ -71,6 +97,62 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
+HWY_INLINE void make_token_rows(const DeltaTokenRows& rows, const DeltaRule& p, int64_t token, int64_t head) {
+  const int64_t n = p.attrs.key_dim;
+  const float *q = p.q + p.key_row(token, head), *k = p.k + p.key_row(token, head);
+  scale_row(rows.q, q, inverse_length(q, n, p.attrs.eps) / std::sqrt(static_cast<float>(n)), n);
+  scale_row(rows.k, k, inverse_length(k, n, p.attrs.eps), n);
+  make_gates(p, token, 1, head, rows.beta, rows.decay);
+  if (!p.attrs.channel_decay) return scale_row(rows.faded, rows.k, *rows.decay, n);
+  map(
+      rows.decay, n, [rate = exp(set(p.a_log[head]))](Vec a, Vec bias) { return decay_of(a, bias, rate); },
+      p.a + token * p.attrs.decays() + head * n, p.dt_bias + head * n);
+  map(
+      rows.faded, n, [](Vec e, Vec key) { return hn::Mul(e, key); }, static_cast<const float*>(rows.decay),
+      static_cast<const float*>(rows.k));
+}
+
+// One token: S from `before` to `after` [key_dim, value_dim], with what it reads of the faded S and its correction.
+struct DeltaStep {
+  const float* before;
+  float* after;
+  const float* v;
+  float *read, *d;  // [value_dim]
+};
+
+// Columns [c, c + kVecs * kLanes) of a step; with kVecs == 1 the first `lanes` of them.
+template <int kVecs>
+HWY_INLINE void delta_columns(const DeltaStep& s, const DeltaTokenRows& token, int64_t rows, int64_t stride, int64_t c,
+                              int64_t lanes) {
+  const DeltaColumns<kVecs> columns{lanes};
+  Vec read[kVecs], d[kVecs];
+  for (int u = 0; u < kVecs; ++u) read[u] = zero();
+  for (int64_t i = 0; i < rows; ++i) {
+    const Vec faded = set(token.faded[i]);
+#pragma GCC unroll kUnroll
+    for (int u = 0; u < kVecs; ++u) read[u] = hn::MulAdd(columns.at(s.before + i * stride + c, u), faded, read[u]);
+  }
+  const Vec beta = set(*token.beta);
+  for (int u = 0; u < kVecs; ++u) {
+    d[u] = hn::Mul(beta, hn::Sub(columns.at(s.v + c, u), read[u]));
+    columns.put(read[u], s.read + c, u);
+    columns.put(d[u], s.d + c, u);
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    const Vec decay = set(token.decay_of_row(i)), k = set(token.k[i]);
+#pragma GCC unroll kUnroll
+    for (int u = 0; u < kVecs; ++u)
+      columns.put(hn::MulAdd(columns.at(s.before + i * stride + c, u), decay, hn::Mul(k, d[u])),
+                  s.after + i * stride + c, u);
+  }
+}
+
+HWY_INLINE void delta_step(const DeltaStep& step, const DeltaTokenRows& token, int64_t rows, int64_t columns) {
+  for_each_column_block<4>(
+      columns, [&](int64_t c) { delta_columns<4>(step, token, rows, columns, c, kLanes); },
+      [&](int64_t c, int64_t lanes) { delta_columns<1>(step, token, rows, columns, c, lanes); });
+}
+
 // y += factor * x
 HWY_INLINE void add_scaled(float* y, float factor, const float* x, int64_t n) {
   map(
@@ -110,15 +192,15 @@ class BackwardHead {
   // The states before and after each of the tokens, with what was read and corrected.
   void go_through(int64_t begin, int64_t tokens, const float* state) {
     std::copy_n(state, scratch_.state, scratch_.state_before(0));
-    make_chunk_rows(chunk_rows_, p_, begin, tokens, head_);
-    for (int64_t i = 0; i < tokens; ++i)
+    for (int64_t i = 0; i < tokens; ++i) {
+      make_token_rows(chunk_rows_.at(i), p_, begin + i, head_);
       delta_step({.before = scratch_.state_before(i),
                   .after = scratch_.state_before(i + 1),
-                  .stride = columns_,
                   .v = p_.v + p_.value_row(begin + i, head_),
                   .read = scratch_.reads + i * columns_,
                   .d = scratch_.corrections + i * columns_},
                  chunk_rows_.at(i), rows_, columns_);
+    }
   }
 
   // The steps of ops/recurrent/gated_delta_rule_reference.cc. Gradients of normalized rows of q and k are added up over
