@@ -165,23 +165,30 @@ struct NoFetch {
 };
 
 // Fetches what the group from `token` on has for columns from `c` on: rows of neighbouring tokens lie pages apart,
-// where the processor fetches nothing by itself. Of q and k it fetches the same columns as of v and y, so that all of
-// them are fetched by the time that the columns of S went by. Lines are spread over all rows of S, half of them while
-// it is read and half while it is updated: as many at once would take all buffers of the first cache, for which rows
-// wait that come from the second one.
-template <int kVecs>
+// where the processor fetches nothing by itself. Of q, k and a it fetches the same columns as of v and y, so that all
+// of them are fetched by the time that the columns of S went by. Lines are spread over the rows of S, half of them
+// while it is read and half while it is updated: as many at once would take all buffers of the first cache, for which
+// rows wait that come from the second one.
+template <int kVecs, bool kChannels>
 struct GroupFetch {
   static constexpr int64_t kLine = 16;  // floats
-  static constexpr int64_t kLines = ceil_div(kVecs * kLanes, kLine), kSteps = kDeltaGroup * 4 * kLines / 2, kRows = 8;
+  static constexpr int64_t kSources = kChannels ? 5 : 4, kLines = ceil_div(kVecs * kLanes, kLine),
+                           kSteps = kDeltaGroup * kSources * kLines / 2, kRows = kChannels ? 4 : 8;
 
   HWY_INLINE GroupFetch(const DeltaRule& p, int64_t token, int64_t head, int64_t c)
-      : rows{p.q + p.key_row(token, head) + c, p.k + p.key_row(token, head) + c, p.v + p.value_row(token, head) + c,
-             p.y + p.value_row(token, head) + c},
-        strides{p.attrs.key_heads * p.attrs.key_dim, p.attrs.value_heads * p.attrs.value_dim} {}
+      : sources{p.q + p.key_row(token, head) + c, p.k + p.key_row(token, head) + c, p.v + p.value_row(token, head) + c,
+                p.y + p.value_row(token, head) + c},
+        strides{p.attrs.key_heads * p.attrs.key_dim, p.attrs.key_heads * p.attrs.key_dim,
+                p.attrs.value_heads * p.attrs.value_dim, p.attrs.value_heads * p.attrs.value_dim} {
+    if constexpr (kChannels) {
+      sources[4] = p.a + token * p.attrs.decays() + head * p.attrs.key_dim + c;
+      strides[4] = p.attrs.decays();
+    }
+  }
   HWY_INLINE void operator()(int64_t step) const {
     step += first;
-    const int64_t row = step % 4, line = step / 4 % kLines, token = step / 4 / kLines;
-    fetch_far(rows[row] + token * strides[row / 2] + line * kLine);
+    const int64_t source = step % kSources, line = step / kSources % kLines, token = step / kSources / kLines;
+    fetch_far(sources[source] + token * strides[source] + line * kLine);
   }
 
   // The second half.
@@ -191,8 +198,8 @@ struct GroupFetch {
     return result;
   }
 
-  const float* rows[4];
-  int64_t strides[2];
+  const float* sources[kSources];
+  int64_t strides[kSources];
   int64_t first = 0;
 };
 
@@ -252,7 +259,7 @@ HWY_INLINE void read_part(DeltaColumns<kVecs> columns, const DeltaGroup& group, 
 }
 
 // S after a group.
-template <int kVecs, bool kChannels, typename Fetch>
+template <bool kChannels, int kVecs, typename Fetch>
 HWY_INLINE void update_part(DeltaColumns<kVecs> columns, const DeltaGroup& group, int64_t n, const DeltaPart& part,
                             const Fetch& fetch) {
   Vec d[kDeltaGroup][kVecs];
@@ -276,15 +283,6 @@ HWY_INLINE void update_part(DeltaColumns<kVecs> columns, const DeltaGroup& group
 #pragma GCC unroll kUnroll
     for (int u = 0; u < kVecs; ++u) columns.put(row[u], s, u);
   });
-}
-
-template <int kVecs, typename Fetch>
-HWY_INLINE void update_part(DeltaColumns<kVecs> columns, const DeltaGroup& group, const GatedDeltaRuleAttrs& attrs,
-                            const DeltaPart& part, const Fetch& fetch) {
-  if (attrs.channel_decay)
-    update_part<kVecs, true>(columns, group, attrs.key_dim, part, fetch);
-  else
-    update_part<kVecs, false>(columns, group, attrs.key_dim, part, fetch);
 }
 
 }  // namespace eadem::kernels::cpu::HWY_NAMESPACE

@@ -55,15 +55,24 @@ class DeltaSequence {
 
   void run() {
     if (first_ == end_) return;
-    if (state_ != nullptr && end_ - first_ < kDeltaTokensInBlocks)
-      in_place();
+    if (p_.attrs.channel_decay)
+      run<true>();
     else
-      in_blocks();
+      run<false>();
   }
 
  private:
+  template <bool kChannels>
+  void run() {
+    if (state_ != nullptr && end_ - first_ < kDeltaTokensInBlocks)
+      in_place<kChannels>();
+    else
+      in_blocks<kChannels>();
+  }
+
   // The columns of S that a block has stay in the first cache while a chunk of groups goes through them. Each block
   // lies alone in scratch: as parts of rows of a power of two in bytes, its lines would share a few sets of that cache.
+  template <bool kChannels>
   void in_blocks() {
     if (state_ == nullptr)
       std::fill_n(scratch_.s, rows_ * columns_, 0.0f);
@@ -75,12 +84,12 @@ class DeltaSequence {
         for_each_group(begin, tokens, before, [&](const DeltaGroup& group, int64_t token, int64_t come, int64_t count) {
           const int64_t width = kVecs > 1 ? kVecs * kLanes : lanes;
           const DeltaPart part = part_of(scratch_.s + c * rows_, width, token, c);
-          const GroupFetch<kVecs> fetch = fetch_of<kVecs>(token + kDeltaChunk * kDeltaGroup, c);
+          const auto fetch = fetch_of<kVecs, kChannels>(token + kDeltaChunk * kDeltaGroup, c);
           const DeltaColumns<kVecs> columns{lanes};
           with_number(count, [&](auto number) {
             read_part<kVecs, decltype(number)::value>(columns, group, rows_, come, part, fetch);
           });
-          if (come + count == kDeltaGroup) update_part(columns, group, p_.attrs, part, fetch.rest());
+          if (come + count == kDeltaGroup) update_part<kChannels>(columns, group, rows_, part, fetch.rest());
         });
       };
       for_each_column_block<kGroupVecs>(
@@ -91,6 +100,7 @@ class DeltaSequence {
   }
 
   // A few tokens, without a copy of S in scratch. Where it is read for few of them, whole rows are.
+  template <bool kChannels>
   void in_place() {
     for_each_chunk([&](int64_t begin, int64_t tokens, int64_t before) {
       for_each_group(begin, tokens, before, [&](const DeltaGroup& group, int64_t token, int64_t come, int64_t count) {
@@ -108,8 +118,8 @@ class DeltaSequence {
         });
         if (come + count < kDeltaGroup) return;
         const auto update = [&](auto vecs, int64_t c, int64_t lanes) {
-          update_part(DeltaColumns<decltype(vecs)::value>{lanes}, group, p_.attrs,
-                      part_of(matrix() + c, columns_, token, c), NoFetch());
+          update_part<kChannels>(DeltaColumns<decltype(vecs)::value>{lanes}, group, rows_,
+                                 part_of(matrix() + c, columns_, token, c), NoFetch());
         };
         for_each_column_block<kGroupVecs>(
             columns_, [&](int64_t c) { update(std::integral_constant<int, kGroupVecs>(), c, kLanes); },
@@ -120,8 +130,8 @@ class DeltaSequence {
 
   // Of the group from `token` on. Behind the last token come the first ones for the next head, which is likely to be
   // the next task of the same thread.
-  template <int kVecs>
-  HWY_INLINE GroupFetch<kVecs> fetch_of(int64_t token, int64_t c) const {
+  template <int kVecs, bool kChannels>
+  HWY_INLINE GroupFetch<kVecs, kChannels> fetch_of(int64_t token, int64_t c) const {
     const bool is_next = token >= end_ && head_ + 1 < p_.attrs.value_heads;
     return {p_, is_next ? token - end_ + first_ : token, is_next ? head_ + 1 : head_, c};
   }
