@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the persistent kernel computes, and where its data stand: the shape of Llama-3.1-8B, weights in 4 bits with a
+// scale for each 128 columns, one token behind 511 keys.
+//
+// Weights are blocks of 16 rows and 256 columns, whose codes have the order of a FragmentLayout of 4 bits
+// (eadem/kernels/cuda/linear/fragment_layout.h). Behind 2048 bytes of codes stand the scales, f16 [8 rows g][2 halves
+// of columns][rows g and g + 8], so that a lane loads all that it needs as one word of 8 bytes. A weight is [rows /
+// 16][columns / 256] such blocks, where gate and up take turns, 16 rows each. A code minus 8, times its scale, is the
+// value.
+//
+// Activations are rounded to chunks of 256 columns (eadem/kernels/cuda/linear/int8_chunks.h). A term is what a chunk
+// adds to a row of a product, before the chunk's own scale.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace eadem::persistent {
+
+// --- The model.
+inline constexpr int kMostLayers = 32;
+inline constexpr int kHidden = 4096, kFfn = 14336, kHeads = 32, kKvHeads = 8, kHeadDim = 128, kKeys = 512;
+inline constexpr int kQkvRows = (kHeads + 2 * kKvHeads) * kHeadDim;
+inline constexpr float kEpsilon = 1e-5f;
+inline constexpr int64_t kCacheOfLayer = int64_t{2} * kKvHeads * kKeys * kHeadDim;  // values, keys first
+
+// --- Weights.
+inline constexpr int kChunk = 256, kTileRows = 16;
+inline constexpr int kCodeBytes = 2048, kBlockBytes = kCodeBytes + 64;
+inline constexpr int kChunks = kHidden / kChunk, kFfnChunks = kFfn / kChunk;
+// Tiles are 16 rows of a weight. Gate and up have pairs of tiles.
+inline constexpr int kQkvTiles = kQkvRows / kTileRows, kTiles = kHidden / kTileRows, kPairs = kFfn / kTileRows;
+inline constexpr int64_t kQkvBytes = int64_t{kQkvTiles} * kChunks * kBlockBytes;
+inline constexpr int64_t kOutBytes = int64_t{kTiles} * kChunks * kBlockBytes;
+inline constexpr int64_t kGateUpBytes = int64_t{kPairs} * 2 * kChunks * kBlockBytes;
+inline constexpr int64_t kDownBytes = int64_t{kTiles} * kFfnChunks * kBlockBytes;
+inline constexpr int64_t kLayerBytes = kQkvBytes + kOutBytes + kGateUpBytes + kDownBytes;
+// Codes of a chunk whose magnitudes add up to more are rounded again, to 63 levels instead of 127.
+inline constexpr int kMostCodeSum = (1 << 24) / (15 * 63);
+
+// --- The launch: one block of threads on each multiprocessor, and roles of its warps, in this order.
+inline constexpr int kSms = 132;
+inline constexpr int kProductWarps = 8;  // multiply, and compute a split of attention
+inline constexpr int kSumWarps = 3;      // add the terms of rows, and store them
+inline constexpr int kRoundWarps = 4;    // round the activation of down; the first one merges splits of attention
+inline constexpr int kThreads = (kProductWarps + kSumWarps + kRoundWarps + 1) * 32;  // the last warp copies
+
+// The most tiles, or pairs of them, that a multiprocessor has (place.cuh says which).
+inline constexpr int kMostQkvTiles = 3, kMostTiles = 2, kMostPairs = 7;
+static_assert(kMostQkvTiles == (kQkvTiles + kSms - 1) / kSms && kMostTiles == (kTiles + kSms - 1) / kSms &&
+              kMostPairs == (kPairs + kSms - 1) / kSms && kMostQkvTiles <= kSumWarps);
+
+// Attention is cut into pairs of query heads, which share a key head, and splits of the keys: one of each for a
+// multiprocessor.
+inline constexpr int kHeadPairs = kHeads / 2, kSplits = 8, kSplitKeys = kKeys / kSplits;
+inline constexpr int kSplitsOfAll = kHeadPairs * kSplits;
+inline constexpr int kSplitBytes = kSplitKeys * kHeadDim * 2;  // of keys, or of values
+
+// --- The ring: a slot has blocks of 8 chunks, one for each warp that multiplies, or the keys or values of a split. It
+// is copied in two parts, each with a barrier of its own.
+inline constexpr int kSlots = 11, kSlotParts = 2;
+inline constexpr int kSlotBytes = kProductWarps * kBlockBytes, kPartBytes = kSlotBytes / kSlotParts;
+inline constexpr int kDownSteps = kFfnChunks / kProductWarps;  // a step has a slot of each tile
+static_assert(kSplitBytes <= kSlotBytes && kChunks == 2 * kProductWarps);
+
+enum class Mode : uint8_t {
+  whole,
+  weights_alone,  // weights are copied, nothing is computed
+  chain_alone,    // the ring is filled once, and all products and attention read that
+};
+
+struct Params {
+  const uint8_t* weights;      // [layers] q, k, v; output; gate and up; down
+  const __nv_bfloat16* norms;  // [layers][2][kHidden]
+  __nv_bfloat16* cache;        // [layers][2 keys, values][kKvHeads][kKeys][kHeadDim]; the last row is written
+  const float2* rope;          // [kHeadDim / 2] cosine and sine of the token's position
+  const __nv_bfloat16* x0;     // [kHidden]
+  __nv_bfloat16* x_out;        // [kHidden]
+  // Words (exchange.cuh). Those of x, qkv, attended and h have two values of bf16 each, those of parts and maxima f32.
+  uint64_t* x;         // [kHidden / 2]: behind a layer
+  uint64_t* x_middle;  // [kHidden / 2]: behind attention
+  uint64_t* qkv;       // [kQkvRows / 2], before rotation
+  uint64_t* parts;     // [kHeadPairs][kSplits][2][kHeadDim]: sums of a split, times its probabilities
+  uint64_t* maxima;    // [kHeadPairs][kSplits][2][2]: the largest score of a split, and the sum of its probabilities
+  uint64_t* attended;  // [kHidden / 2]
+  uint64_t* h;         // [kFfn / 2]
+  uint32_t* counters;  // [kCounters][kCounterStride], zeros before a launch
+  int layers;
+  // Parts that may be on their way at once: while others wait for small loads, and while most wait for weights.
+  int narrow, wide;
+  uint32_t epoch;  // of the words of x0; layer l has epoch + l + 1
+};
+
+// How many words the buffers of Params have.
+inline constexpr int kRowWords = kHidden / 2, kQkvWords = kQkvRows / 2, kPartWords = kSplitsOfAll * 2 * kHeadDim,
+                     kMaximaWords = kSplitsOfAll * 4, kFfnWords = kFfn / 2;
+inline constexpr int kWords = 3 * kRowWords + kQkvWords + kPartWords + kMaximaWords + kFfnWords;
+// Counters (exchange.cuh) are so far apart that each is in a line of memory of its own.
+inline constexpr int kCounterStride = 32, kCounters = 3 * kChunks + 2 * kHeadPairs + 2 * kKvHeads + kFfnChunks;
+
+// Terms of a multiprocessor's tiles.
+template <int kTilesOfSm, int kNum>
+using Terms = float[kTilesOfSm][kNum][kTileRows];
+
+// What shares memory does not overlap in time: the later one begins when all multiprocessors have given results that
+// need the earlier one.
+struct Shared {
+  uint8_t ring[kSlots][kSlotBytes];
+  union {
+    float gate_up_terms[kMostPairs][2][kChunks][kTileRows];
+    float attended[4][2 * kHeadDim];  // by groups of 16 keys
+  };
+  uint8_t h_codes[kFfn];
+  union {
+    struct {
+      Terms<kMostQkvTiles, kChunks> qkv_terms;
+      Terms<kMostTiles, kChunks> out_terms;
+    };
+    Terms<kMostTiles, kFfnChunks> down_terms;
+  };
+  uint8_t codes[kHidden];
+  float scales[3][kChunks], h_scales[kFfnChunks];  // of q, k and v; output; gate and up
+  int2 h_sums[kFfnChunks];
+  float squares[2][kProductWarps];  // of each norm
+  float q[2][kHeadDim];
+  float scores[2][kSplitKeys];
+  float2 rope[kHeadDim / 2];
+  uint32_t window;  // the parts that may be on their way now
+  // Barriers: parts of the ring that are there, slots that are free, terms that are complete, codes of h by step.
+  uint64_t full[kSlots][kSlotParts], empty[kSlots];
+  uint64_t qkv_ready[kMostQkvTiles], out_ready[kMostTiles], gate_up_ready[kMostPairs], down_ready;
+  uint64_t h_ready[kDownSteps];
+};
+
+}  // namespace eadem::persistent
