@@ -229,6 +229,9 @@ elif [[ -x "$bin/eadem" ]]; then
   echo "=== eadem_cuda_bench"
   timeout 300 "$bin/eadem_cuda_bench" --json > "$logs/kernels.json" 2> "$logs/kernels.log" ||
     printf 'eadem_cuda_bench\tfailed\t%s\n' "$(tail -n 1 "$logs/kernels.log")" >> "$logs/steps.tsv"
+  echo "=== eadem_cuda_persistent_bench"
+  timeout 60 "$bin/eadem_cuda_persistent_bench" 2>&1 | tee "$logs/persistent.log" ||
+    printf 'eadem_cuda_persistent_bench\tfailed\t%s\n' "$(tail -n 1 "$logs/persistent.log")" >> "$logs/steps.tsv"
 else
   printf 'eadem\tfailed\tnot built\n' >> "$logs/steps.tsv"
 fi
