@@ -77,6 +77,7 @@ PersistentBench::PersistentBench(int layers, int narrow, int wide) : device_name
   params_.weights = weights;
   params_.norms = filled(int64_t{layers} * 2 * kHidden, 1.0f, 0.3f, 7);
   params_.cache = filled(layers * kCacheOfLayer, 0.0f, 1.7f, 8);
+  call(describe_cache(params_, layers), "describe_cache");
   params_.x0 = filled(kHidden, 0.0f, 1.7f, 9);
   params_.x_out = allocate<__nv_bfloat16>(kHidden);
   float2* rope = allocate<float2>(kHeadDim / 2);

@@ -18,17 +18,18 @@ using kernels::cuda::pack_bf16;
 
 // Places of counters, and what a layer adds to one.
 enum Counter : int {
-  kCountX = 0,                                // a chunk of x: 16 stores of a tile each
-  kCountMiddle = kCountX + kChunks,           // likewise x_middle
-  kCountAttended = kCountMiddle + kChunks,    // a pair of heads: 8 stores of 32 values each
-  kCountParts = kCountAttended + kHeadPairs,  // a pair of heads: 8 warps of 8 splits
-  kCountQ = kCountParts + kHeadPairs,         // a pair of heads: 16 tiles
-  kCountK = kCountQ + kHeadPairs,             // a head: 8 tiles
-  kCountV = kCountK + kKvHeads,               // a head: 8 tiles
-  kCountH = kCountV + kKvHeads,               // a chunk of h: 16 tiles
+  kCountX = 0,                              // a chunk of x: 16 stores of a tile each
+  kCountMiddle = kCountX + kChunks,         // likewise x_middle
+  kCountAttended = kCountMiddle + kChunks,  // a chunk of attention's outputs: 8 stores of 32 values each
+  kCountParts = kCountAttended + kChunks,   // a head of keys: 8 warps of 2 splits
+  kCountQ = kCountParts + kKvHeads,         // a pair of heads: 16 tiles
+  kCountK = kCountQ + kHeads / 2,           // a head: 8 tiles
+  kCountV = kCountK + kKvHeads,             // a head: 8 tiles
+  kCountH = kCountV + kKvHeads,             // a chunk of h: 16 tiles
 };
 static_assert(kCountH + kFfnChunks == kCounters);
 inline constexpr uint32_t kTilesOfChunk = kChunk / kTileRows, kTilesOfHead = kHeadDim / kTileRows;
+inline constexpr uint32_t kMergesOfChunk = kChunk / kMergeOutputs;
 
 // A guard of loops that poll: what never comes ends the kernel with an error.
 class Spin {
@@ -57,6 +58,12 @@ __device__ inline uint32_t epoch_of(uint64_t word) { return static_cast<uint32_t
 
 __device__ inline void put(uint64_t* to, uint32_t data, uint32_t epoch) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(uint64_t{epoch} << 32 | data) : "memory");
+}
+// Two words, of which who reads them may see one before the other.
+__device__ inline void put_two(uint64_t* to, uint32_t data0, uint32_t data1, uint32_t epoch) {
+  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(uint64_t{epoch} << 32 | data0),
+               "l"(uint64_t{epoch} << 32 | data1)
+               : "memory");
 }
 
 __device__ inline uint32_t* counter_at(const Params& p, int counter) { return p.counters + counter * kCounterStride; }

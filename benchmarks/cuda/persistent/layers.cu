@@ -50,6 +50,11 @@ cudaError_t launch(const Params& p, cudaStream_t stream) {
 
 }  // namespace
 
+cudaError_t describe_cache(Params& p, int layers) {
+  return kernels::cuda::make_panel_map(p.cache_map, p.cache, int64_t{layers} * 2 * kKvHeads * kKeys, kHeadDim,
+                                       kPartKeys, kHeadDim / 64);
+}
+
 cudaError_t clear_counters(const Params& p, cudaStream_t stream) {
   return cudaMemsetAsync(p.counters, 0, size_t{kCounters} * kCounterStride * sizeof(uint32_t), stream);
 }

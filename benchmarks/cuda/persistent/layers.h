@@ -12,6 +12,8 @@
 
 namespace eadem::persistent {
 
+// Fills cache_map.
+[[nodiscard]] cudaError_t describe_cache(Params& params, int layers);
 // Before each launch of the layers.
 [[nodiscard]] cudaError_t clear_counters(const Params& params, cudaStream_t stream);
 // All layers. No two launches have an epoch in common.

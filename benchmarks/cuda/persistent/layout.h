@@ -13,6 +13,7 @@
 // adds to a row of a product, before the chunk's own scale.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
@@ -53,18 +54,23 @@ inline constexpr int kMostQkvTiles = 3, kMostTiles = 2, kMostPairs = 7;
 static_assert(kMostQkvTiles == (kQkvTiles + kSms - 1) / kSms && kMostTiles == (kTiles + kSms - 1) / kSms &&
               kMostPairs == (kPairs + kSms - 1) / kSms && kMostQkvTiles <= kSumWarps);
 
-// Attention is cut into pairs of query heads, which share a key head, and splits of the keys: one of each for a
-// multiprocessor.
-inline constexpr int kHeadPairs = kHeads / 2, kSplits = 8, kSplitKeys = kKeys / kSplits;
-inline constexpr int kSplitsOfAll = kHeadPairs * kSplits;
-inline constexpr int kSplitBytes = kSplitKeys * kHeadDim * 2;  // of keys, or of values
+// Attention is cut as in the kernels that serve (eadem/kernels/cuda/attention/attention_tiles.cuh): into key heads,
+// each with the query heads that share it, and splits of the keys. A few multiprocessors have one of each (place.cuh).
+inline constexpr int kGroup = kHeads / kKvHeads, kSplitKeys = 256, kSplits = kKeys / kSplitKeys;
+inline constexpr int kItems = kKvHeads * kSplits;
+// Keys and values come in parts of 32, of which a warp has one.
+inline constexpr int kPartKeys = kSplitKeys / kProductWarps, kPartRowsBytes = kPartKeys * kHeadDim * 2;
+// Each of the first multiprocessors merges so many outputs of attention.
+inline constexpr int kMergeOutputs = 32, kMergeSms = kHidden / kMergeOutputs;
 
-// --- The ring: a slot has blocks of 8 chunks, one for each warp that multiplies, or the keys or values of a split. It
-// is copied in two parts, each with a barrier of its own.
+// --- The ring: a slot has blocks of 8 chunks, one for each warp that multiplies, or two parts of the keys or values of
+// a split, from its first multiple of 1024 bytes on. It is copied in two parts, each with a barrier of its own.
 inline constexpr int kSlots = 11, kSlotParts = 2;
 inline constexpr int kSlotBytes = kProductWarps * kBlockBytes, kPartBytes = kSlotBytes / kSlotParts;
-inline constexpr int kDownSteps = kFfnChunks / kProductWarps;  // a step has a slot of each tile
-static_assert(kSplitBytes <= kSlotBytes && kChunks == 2 * kProductWarps);
+inline constexpr int kDownSteps = kFfnChunks / kProductWarps;   // a step has a slot of each tile
+inline constexpr int kSplitSlots = kProductWarps / kSlotParts;  // of keys, and as many of values
+static_assert(kSlotBytes % 512 == 0 && kSlotParts * kPartRowsBytes + 512 <= kSlotBytes);
+static_assert(kChunks == 2 * kProductWarps);
 
 enum class Mode : uint8_t {
   whole,
@@ -76,6 +82,7 @@ struct Params {
   const uint8_t* weights;      // [layers] q, k, v; output; gate and up; down
   const __nv_bfloat16* norms;  // [layers][2][kHidden]
   __nv_bfloat16* cache;        // [layers][2 keys, values][kKvHeads][kKeys][kHeadDim]; the last row is written
+  CUtensorMap cache_map;       // boxes of kPartKeys of its rows
   const float2* rope;          // [kHeadDim / 2] cosine and sine of the token's position
   const __nv_bfloat16* x0;     // [kHidden]
   __nv_bfloat16* x_out;        // [kHidden]
@@ -83,8 +90,8 @@ struct Params {
   uint64_t* x;         // [kHidden / 2]: behind a layer
   uint64_t* x_middle;  // [kHidden / 2]: behind attention
   uint64_t* qkv;       // [kQkvRows / 2], before rotation
-  uint64_t* parts;     // [kHeadPairs][kSplits][2][kHeadDim]: sums of a split, times its probabilities
-  uint64_t* maxima;    // [kHeadPairs][kSplits][2][2]: the largest score of a split, and the sum of its probabilities
+  uint64_t* parts;     // [kItems][kGroup][kHeadDim]: values of a split, times its probabilities
+  uint64_t* maxima;    // [kItems][kGroup][2]: what the probabilities of a split are relative to, and their sum
   uint64_t* attended;  // [kHidden / 2]
   uint64_t* h;         // [kFfn / 2]
   uint32_t* counters;  // [kCounters][kCounterStride], zeros before a launch
@@ -95,11 +102,11 @@ struct Params {
 };
 
 // How many words the buffers of Params have.
-inline constexpr int kRowWords = kHidden / 2, kQkvWords = kQkvRows / 2, kPartWords = kSplitsOfAll * 2 * kHeadDim,
-                     kMaximaWords = kSplitsOfAll * 4, kFfnWords = kFfn / 2;
+inline constexpr int kRowWords = kHidden / 2, kQkvWords = kQkvRows / 2, kPartWords = kItems * kGroup * kHeadDim,
+                     kMaximaWords = kItems * kGroup * 2, kFfnWords = kFfn / 2;
 inline constexpr int kWords = 3 * kRowWords + kQkvWords + kPartWords + kMaximaWords + kFfnWords;
 // Counters (exchange.cuh) are so far apart that each is in a line of memory of its own.
-inline constexpr int kCounterStride = 32, kCounters = 3 * kChunks + 2 * kHeadPairs + 2 * kKvHeads + kFfnChunks;
+inline constexpr int kCounterStride = 32, kCounters = 3 * kChunks + kHeads / 2 + 3 * kKvHeads + kFfnChunks;
 
 // Terms of a multiprocessor's tiles.
 template <int kTilesOfSm, int kNum>
@@ -111,7 +118,12 @@ struct Shared {
   uint8_t ring[kSlots][kSlotBytes];
   union {
     float gate_up_terms[kMostPairs][2][kChunks][kTileRows];
-    float attended[4][2 * kHeadDim];  // by groups of 16 keys
+    struct {  // of attention; rows have 16 bytes more, against bank conflicts
+      alignas(16) __nv_bfloat16 q[kGroup][kHeadDim + 8];
+      alignas(16) __nv_bfloat16 probabilities[kGroup][kSplitKeys + 8];
+      float part_max[kProductWarps][kGroup];
+      float chunk_sums[kSplitKeys / 64][kGroup][4];
+    };
   };
   uint8_t h_codes[kFfn];
   union {
@@ -125,8 +137,6 @@ struct Shared {
   float scales[3][kChunks], h_scales[kFfnChunks];  // of q, k and v; output; gate and up
   int2 h_sums[kFfnChunks];
   float squares[2][kProductWarps];  // of each norm
-  float q[2][kHeadDim];
-  float scores[2][kSplitKeys];
   float2 rope[kHeadDim / 2];
   uint32_t window;  // the parts that may be on their way now
   // Barriers: parts of the ring that are there, slots that are free, terms that are complete, codes of h by step.

@@ -18,7 +18,7 @@ class ProductWarps {
         ring_(at.s),
         qkv_tiles_(tiles_of(kQkvTiles, at.sm)),
         tiles_(tiles_of(kTiles, at.sm)),
-        pairs_(tiles_of(kPairs, gate_up_sm(at.sm))) {}
+        pairs_(pairs_of(at.sm)) {}
 
   __device__ void run() {
 #pragma unroll 1
@@ -32,9 +32,9 @@ class ProductWarps {
         // From here on most warps wait for weights.
         if (op == kGateUp && is_first_thread()) ring_.set_window(at_.p.wide);
         multiply_tiles(op, x);
-        if (op == kQkv && at_.sm < kSplitsOfAll) {
+        if (op == kQkv && item_of(at_.sm) < kItems) {
           SplitAttention(at_).run(layer, slot_, epoch);
-          slot_ += 2;
+          slot_ += 2 * kSplitSlots;
         }
       }
       multiply_down(layer);
@@ -83,7 +83,8 @@ class ProductWarps {
                  op == kQkv   ? kCountX
                  : op == kOut ? kCountAttended
                               : kCountMiddle,
-                 (op == kOut ? kSplits : kTilesOfChunk) * layers, warp, kProductWarps, op == kQkv ? epoch - 1 : epoch);
+                 (op == kOut ? kMergesOfChunk : kTilesOfChunk) * layers, warp, kProductWarps,
+                 op == kQkv ? epoch - 1 : epoch);
     // 2. The row's scale by its norm.
     float scale = 1.0f;
     if (normed) {

@@ -7,6 +7,7 @@
 
 #include "benchmarks/cuda/persistent/place.cuh"
 #include "eadem/kernels/cuda/instructions/mma.cuh"
+#include "eadem/kernels/cuda/instructions/tensor_map.cuh"
 
 namespace eadem::persistent {
 
@@ -66,6 +67,9 @@ __device__ inline void init_barriers(Shared& s) {
   kernels::cuda::fence_barriers();
 }
 
+// Where keys or values begin in a slot.
+__device__ inline uint32_t rows_of_slot(uint32_t slot_address) { return (slot_address + 1023) / 1024 * 1024; }
+
 // Slots are numbered through all layers; slot i stands at i % kSlots.
 struct Ring {
   Shared& s;
@@ -82,6 +86,16 @@ struct Ring {
   __device__ const uint8_t* wait(uint32_t slot, int part) const {
     guarded_wait(full_at(slot, static_cast<uint32_t>(part)), slot / kSlots & 1);
     return s.ring[slot % kSlots];
+  }
+  // The address of part `part` of the keys or values whose first slot is `slot`.
+  __device__ uint32_t rows_at(uint32_t slot, int part) const {
+    slot += static_cast<uint32_t>(part) / kSlotParts;
+    return rows_of_slot(shared_address(s.ring[slot % kSlots])) +
+           static_cast<uint32_t>(part) % kSlotParts * kPartRowsBytes;
+  }
+  __device__ uint32_t wait_rows(uint32_t slot, int part) const {
+    wait(slot + static_cast<uint32_t>(part) / kSlotParts, part % kSlotParts);
+    return rows_at(slot, part);
   }
   // By one lane of each warp that multiplies.
   __device__ void free(uint32_t slot) const { barrier_arrive(empty_at(slot)); }
@@ -108,33 +122,49 @@ class CopyWarp {
       const uint8_t* w = p.weights + layer * kLayerBytes;
       copy_tiles(w, sm, kQkvTiles, kChunks);
       w += kQkvBytes;
-      if (kMode != Mode::weights_alone && sm < kSplitsOfAll) {
-        const __nv_bfloat16* keys = p.cache + layer * kCacheOfLayer +
-                                    (int64_t{sm / kSplits / 2} * kKeys + sm % kSplits * kSplitKeys) * kHeadDim;
-        copy_slot(keys, kSplitBytes);
-        copy_slot(keys + kCacheOfLayer / 2, kSplitBytes);
+      if (kMode != Mode::weights_alone && item_of(sm) < kItems) {
+        // Items are splits of one head after another, so that their rows follow each other.
+        const int keys = layer * 2 * kKvHeads * kKeys + item_of(sm) * kSplitKeys;
+        copy_split(keys);
+        copy_split(keys + kKvHeads * kKeys);
       }
       copy_tiles(w, sm, kTiles, kChunks);
       w += kOutBytes;
-      copy_tiles(w, gate_up_sm(sm), kPairs, 2 * kChunks);
+      for (int t = 0; t < pairs_of(sm); ++t) copy_tile(w, pair_at(sm, t), 2 * kChunks);
       w += kGateUpBytes;
       // All tiles of a step, so that a step of h serves them all.
       for (int step = 0; step < kDownSteps; ++step)
         for (int t = sm; t < kTiles; t += kSms)
-          copy_slot(w + (int64_t{t} * kFfnChunks + kProductWarps * step) * kBlockBytes, kSlotBytes);
+          copy_slot(w + (int64_t{t} * kFfnChunks + kProductWarps * step) * kBlockBytes);
     }
   }
 
  private:
   // Tile after tile, of `blocks` blocks each.
   __device__ void copy_tiles(const uint8_t* weight, int first, int tiles, int blocks) {
-    for (int t = first; t < tiles; t += kSms)
-      for (int b = 0; b < blocks; b += kProductWarps)
-        copy_slot(weight + (int64_t{t} * blocks + b) * kBlockBytes, kSlotBytes);
+    for (int t = first; t < tiles; t += kSms) copy_tile(weight, t, blocks);
   }
-  __device__ void copy_slot(const void* from, uint32_t bytes) {
+  __device__ void copy_tile(const uint8_t* weight, int tile, int blocks) {
+    for (int b = 0; b < blocks; b += kProductWarps) copy_slot(weight + (int64_t{tile} * blocks + b) * kBlockBytes);
+  }
+  __device__ void copy_slot(const uint8_t* from) {
+    fill_slot(kPartBytes, [&](uint32_t slot, uint32_t part, uint32_t full) {
+      kernels::cuda::copy_bulk_async(slot + part * kPartBytes, from + part * kPartBytes, kPartBytes, full, policy_);
+    });
+  }
+  // The keys or values of a split, from a row of the cache on.
+  __device__ void copy_split(int row) {
+#pragma unroll 1
+    for (int i = 0; i < kSplitSlots; ++i, row += kSlotParts * kPartKeys)
+      fill_slot(kPartRowsBytes, [&](uint32_t slot, uint32_t part, uint32_t full) {
+        kernels::cuda::copy_box_async(rows_of_slot(slot) + part * kPartRowsBytes, at_.p.cache_map,
+                                      row + static_cast<int>(part) * kPartKeys, 0, full, policy_);
+      });
+  }
+  // Calls copy(address of the slot, part, barrier) for each part, of `part_bytes` bytes.
+  template <typename Copy>
+  __device__ void fill_slot(uint32_t part_bytes, const Copy& copy) {
     if (slot_ >= kSlots) guarded_wait(ring_.empty_at(slot_), (slot_ / kSlots - 1) & 1);
-    const uint32_t part_bytes = bytes / kSlotParts;
 #pragma unroll 1
     for (uint32_t part = 0; part < kSlotParts; ++part) {
       const uint32_t full = ring_.full_at(slot_, part);
@@ -148,8 +178,7 @@ class CopyWarp {
       if (number >= window)
         guarded_wait(ring_.full_at(before / kSlotParts, before % kSlotParts), before / kSlotParts / kSlots & 1);
       kernels::cuda::barrier_arrive_expecting(full, part_bytes);
-      kernels::cuda::copy_bulk_async(slots_ + slot_ % kSlots * kSlotBytes + part * part_bytes,
-                                     static_cast<const uint8_t*>(from) + part * part_bytes, part_bytes, full, policy_);
+      copy(slots_ + slot_ % kSlots * kSlotBytes, part, full);
     }
     ++slot_;
   }

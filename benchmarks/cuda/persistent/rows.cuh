@@ -22,7 +22,7 @@ class SumWarps {
   __device__ void run() {
     const Params& p = at_.p;
     Shared& s = at_.s;
-    const int qkv_tiles = tiles_of(kQkvTiles, at_.sm), pairs = tiles_of(kPairs, gate_up_sm(at_.sm));
+    const int qkv_tiles = tiles_of(kQkvTiles, at_.sm), pairs = pairs_of(at_.sm);
     const bool has_tile = i_ < tiles_of(kTiles, at_.sm);
     const int row = (at_.sm + i_ * kSms) * kTileRows + row_;  // of the whole product
     float residual = 0.0f;
@@ -48,7 +48,7 @@ class SumWarps {
         guarded_wait(shared_address(s.gate_up_ready + t), parity);
         const float y = round_bf16(sum_terms<kChunks>(&s.gate_up_terms[t][at_.lane / 16][0][row_], s.scales[2]));
         const float up = __shfl_down_sync(kAllLanes, y, 16);
-        const int h = (gate_up_sm(at_.sm) + t * kSms) * kTileRows + row_;
+        const int h = pair_at(at_.sm, t) * kTileRows + row_;
         publish_tile(at_, p.h, h / 2, kCountH + h / kChunk, silu(y) * up, epoch);
       }
       if (has_tile) {
@@ -84,7 +84,7 @@ class RoundWarps {
 #pragma unroll 1
     for (int layer = 0; layer < at_.p.layers; ++layer) {
       const uint32_t epoch = at_.p.epoch + static_cast<uint32_t>(layer) + 1;
-      if (i_ == 0 && at_.sm < kSplitsOfAll) merge_splits(at_, layer, epoch);
+      if (i_ == 0 && at_.sm < kMergeSms) merge_splits(at_, layer, epoch);
 #pragma unroll 1
       for (int step = 0; step < kDownSteps; ++step) {
         const int c = kProductWarps * step + i_;
