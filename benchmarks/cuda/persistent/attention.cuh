@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of one token: the arithmetic, and the bits, of the kernels that serve
+// Attention of one token, with the functions and the order of sums of the kernels that serve
 // (eadem/kernels/cuda/attention/attention_tiles.cuh, attention_decode.cu). A few multiprocessors compute the state of a
 // key head and a split of the keys each, which the ring brings; then all merge the splits, 32 outputs each.
 #pragma once

@@ -19,8 +19,8 @@ class PersistentBench {
   ~PersistentBench();
 
   const std::string& device_name() const { return device_name_; }
-  // Of x after `layers` layers, no fewer than in calls before: how many values differ in any bit from those of the
-  // plain kernels.
+  // Runs `layers` layers, at least as many as in earlier calls, and returns how many values of x differ in any bit from
+  // those of the plain kernels.
   int wrong_values(int layers);
   // Microseconds of each of `launches` launches, after two more.
   std::vector<double> time(Mode mode, int launches);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the persistent kernel computes, and where its data stand: the shape of Llama-3.1-8B, weights in 4 bits with a
-// scale for each 128 columns, one token behind 511 keys.
+// The model that the persistent kernel computes, and the layout of its data: the shape of Llama-3.1-8B, weights in 4
+// bits with a scale for each 128 columns, one token behind 511 keys.
 //
 // Weights are blocks of 16 rows and 256 columns, whose codes have the order of a FragmentLayout of 4 bits
 // (eadem/kernels/cuda/linear/fragment_layout.h). Behind 2048 bytes of codes stand the scales, f16 [8 rows g][2 halves
@@ -112,8 +112,8 @@ inline constexpr int kCounterStride = 32, kCounters = 3 * kChunks + kHeads / 2 +
 template <int kTilesOfSm, int kNum>
 using Terms = float[kTilesOfSm][kNum][kTileRows];
 
-// What shares memory does not overlap in time: the later one begins when all multiprocessors have given results that
-// need the earlier one.
+// Members of a union are never in use at once: one is written only when all multiprocessors have given results for
+// which the other one was read.
 struct Shared {
   uint8_t ring[kSlots][kSlotBytes];
   union {

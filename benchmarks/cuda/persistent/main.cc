@@ -2,10 +2,10 @@
 //
 //   eadem_cuda_persistent_bench [--layers 32] [--launches 15] [--mode whole] [--narrow 3] [--wide 8]
 //
-// What one persistent kernel would reach for decode of one sequence: up to 32 layers of the shape of Llama-3.1-8B in
-// one launch, weights of 4 bits in groups of 128, 512 keys, on an H100 or H200. There is neither head nor sampling. The
-// result is compared bit for bit with plain kernels after one layer, two, and all; where it differs, nothing is timed
-// and the program fails. Each layer has weights of its own, 112.5 MB, more than the L2 cache holds.
+// Measures decode of one sequence by one persistent kernel: up to 32 layers of the shape of Llama-3.1-8B in one launch,
+// weights of 4 bits in groups of 128, 512 keys, on an H100 or H200. There is neither head nor sampling. The result is
+// compared bit for bit with plain kernels after one layer, two, and all; where it differs, nothing is timed and the
+// program fails. Each layer has weights of its own, 112.5 MB, more than the L2 cache holds.
 //
 // Two other modes compute nothing of use, and are not checked: weights copied and nothing else, and everything but
 // copies of weights, keys and values. What the whole takes beyond the larger of the two, they do not hide from each
@@ -27,7 +27,7 @@ namespace {
 using eadem::persistent::Mode;
 using eadem::persistent::PersistentBench;
 
-// What large copies reach on an H100 SXM, bytes a microsecond.
+// The rate of large copies on an H100 SXM.
 constexpr double kBytesPerMicrosecond = 3.02e6;
 
 // Returns whether all values are right.

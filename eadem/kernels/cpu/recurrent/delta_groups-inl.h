@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gated delta rule by groups of tokens: what a group brings to a value head, and what it does with columns of S,
-// which stand in the lanes. Sums over rows are chains, so that a column's bits do not depend on how many are computed
-// together.
+// The gated delta rule by groups of tokens: rows and products of a group's tokens for a value head, and how S is read
+// and updated by them. The columns of S stand in the lanes. Sums over rows are chains, so that a column's bits do not
+// depend on how many are computed together.
 //
 // Per-target header: included after hwy/foreach_target.h, inside no namespace.
 #if defined(EADEM_KERNELS_CPU_DELTA_GROUPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -57,7 +57,8 @@ HWY_INLINE void for_each_row(const DeltaGroup& group, int64_t n, const Fetch& fe
   for (; i < n; ++i, ++rows) row(i, rows);
 }
 
-// What tokens of a chunk have one of, for one value head.
+// For one value head, the numbers of which each token of a chunk has one: beta, its decay, and the factors that
+// normalize q and k.
 struct DeltaScalars {
   // Computed for several tokens at once, each in a lane.
   HWY_INLINE DeltaScalars(const DeltaRule& p, int64_t begin, int64_t tokens, int64_t head) {
@@ -80,7 +81,7 @@ struct DeltaScalars {
   float q_factor[kDeltaChunk * kDeltaGroup], k_factor[kDeltaChunk * kDeltaGroup];
 };
 
-// Makes what token `token` brings as number kToken of its group; it is number `i` of those of `scalars`.
+// Makes the rows and products of token `token`, which is token kToken of its group and token `i` of `scalars`.
 template <int kToken, bool kChannels>
 HWY_INLINE void make_token(const DeltaGroup& group, const DeltaRule& p, int64_t token, int64_t head,
                            const DeltaScalars& scalars, int64_t i) {
@@ -131,7 +132,8 @@ HWY_INLINE void make_token(const DeltaGroup& group, const DeltaRule& p, int64_t 
   for (int other = 0; other <= kToken; ++other) q_shares[other] = sum_lanes(with_q[other]);
 }
 
-// Makes what tokens [begin, begin + tokens) bring, of whose first group `before` tokens have come.
+// Makes the rows and products of tokens [begin, begin + tokens). The group of the first one has `before` tokens
+// already.
 HWY_INLINE void make_groups(const DeltaGroupScratch& scratch, const DeltaRule& p, int64_t begin, int64_t tokens,
                             int64_t before, int64_t head) {
   const DeltaScalars scalars(p, begin, tokens, head);
@@ -191,7 +193,7 @@ struct GroupFetch {
     fetch_far(sources[source] + token * strides[source] + line * kLine);
   }
 
-  // The second half.
+  // The fetch of the second half of the lines.
   HWY_INLINE GroupFetch rest() const {
     GroupFetch result = *this;
     result.first = kSteps;

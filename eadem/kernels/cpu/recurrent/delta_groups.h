@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a thread keeps of the groups of tokens of gated_delta_rule (kernels/recurrent/gated_delta_rule.h).
+// The memory of a thread for groups of tokens of gated_delta_rule (kernels/recurrent/gated_delta_rule.h).
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ inline constexpr int64_t kDeltaChunk = 4;
 
 inline constexpr int64_t kMostLanes = 16;  // of a vector of f32
 
-// What the tokens of a group bring to one value head. Names are those of kernels/recurrent/gated_delta_rule.h.
+// Rows and products of a group's tokens for one value head. Names are those of kernels/recurrent/gated_delta_rule.h.
 struct DeltaGroup {
   // Rows of key_dim elements: F_t k_t of every token; F_t q_t; D_ti k_i, t the last token that has come. So many
   // elements of each row as a vector has lanes lie side by side, then the next of each, so that whoever goes along all

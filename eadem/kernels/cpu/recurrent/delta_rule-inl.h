@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the gated delta rule and its gradient share. The columns of S stand in the lanes; sums over its rows are chains,
-// so that a column's bits do not depend on how many are computed together.
+// Functions that the gated delta rule and its gradient share. The columns of S stand in the lanes; sums over its rows
+// are chains, so that a column's bits do not depend on how many are computed together.
 //
 // Per-target header: included after hwy/foreach_target.h, inside no namespace.
 #if defined(EADEM_KERNELS_CPU_DELTA_RULE_INL_H_) == defined(HWY_TARGET_TOGGLE)

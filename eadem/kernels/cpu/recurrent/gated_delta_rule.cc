@@ -128,8 +128,8 @@ class DeltaSequence {
     });
   }
 
-  // Of the group from `token` on. Behind the last token come the first ones for the next head, which is likely to be
-  // the next task of the same thread.
+  // The fetch of the group that begins at `token`. Where that is behind the sequence's last token, it is a group of the
+  // first tokens for the next head, which is likely to be the next task of the same thread.
   template <int kVecs, bool kChannels>
   HWY_INLINE GroupFetch<kVecs, kChannels> fetch_of(int64_t token, int64_t c) const {
     const bool is_next = token >= end_ && head_ + 1 < p_.attrs.value_heads;
@@ -143,8 +143,8 @@ class DeltaSequence {
     return {s, stride, p_.v + row, p_.y + row, p_.attrs.value_heads * columns_, scratch_.corrections + c, columns_};
   }
 
-  // Calls chunk(begin, tokens, before) for chunks of whole groups, of whose first one `before` tokens have come, with
-  // what their tokens bring in scratch. The last group of a sequence need not be whole.
+  // Calls chunk(begin, tokens, before) for chunks of whole groups, whose rows and products are in scratch then.
+  // `before` tokens of the first group are from an earlier step. The last group of a sequence need not be whole.
   template <typename Chunk>
   void for_each_chunk(Chunk&& chunk) {
     int64_t before = take_group(), begin = first_;
@@ -165,7 +165,8 @@ class DeltaSequence {
            std::min(kDeltaGroup - at % kDeltaGroup, before + tokens - at));
   }
 
-  // The tokens of a group that the state keeps go to scratch. Returns their number.
+  // Copies the tokens of a group that the state keeps to scratch, and returns their number. It is bounded, so that no
+  // state can lead outside of scratch.
   int64_t take_group() {
     if (state_ == nullptr) return 0;
     const GatedDeltaRuleAttrs& attrs = p_.attrs;
@@ -177,7 +178,7 @@ class DeltaSequence {
     return count;
   }
 
-  // Back, after `tokens` tokens from the first group in scratch on.
+  // Copies the last group back, if it is not whole; `tokens` are all tokens of the groups in scratch.
   void keep_group(int64_t tokens) {
     if (state_ == nullptr) return;
     const GatedDeltaRuleAttrs& attrs = p_.attrs;
