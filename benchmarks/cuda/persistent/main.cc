@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-//   eadem_cuda_persistent_bench [--layers 32] [--launches 15] [--mode whole] [--narrow 3] [--wide 8]
+//   eadem_cuda_persistent_bench [--layers 32] [--launches 15] [--mode whole] [--narrow 3] [--wide 5]
 //
 // Measures decode of one sequence by one persistent kernel: up to 32 layers of the shape of Llama-3.1-8B in one launch,
 // weights of 4 bits in groups of 128, 512 keys, on an H100 or H200. There is neither head nor sampling. The result is
@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
   constexpr int kMostParts = eadem::persistent::kSlots * eadem::persistent::kSlotParts;
   const std::map<std::string, Mode> modes = {
       {"whole", Mode::whole}, {"weights_alone", Mode::weights_alone}, {"chain_alone", Mode::chain_alone}};
-  int layers = eadem::persistent::kMostLayers, launches = 15, narrow = 3, wide = 8;
+  int layers = eadem::persistent::kMostLayers, launches = 15, narrow = 3, wide = 5;
   std::string mode = "whole";
   CLI::App app("Times all layers of decode as one persistent kernel");
   app.add_option("--layers", layers, "layers of a launch")->check(CLI::Range(1, eadem::persistent::kMostLayers));

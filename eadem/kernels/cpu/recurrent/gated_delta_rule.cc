@@ -20,7 +20,8 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// From so many tokens of a sequence on, copying S there and back costs less than it saves.
+// From so many tokens of a sequence on, S is copied to blocks of columns in scratch and back; fewer are computed in
+// place.
 constexpr int64_t kDeltaTokensInBlocks = 8;
 
 // Copies the columns of S [rows, columns], block by block, to where each block lies alone, or back.
