@@ -146,6 +146,7 @@ if wants tests || wants generic; then
   run_tests ops_properties_test --device cuda
   run_tests engine_cuda_engine_test
   run_tests engine_cuda_caches_test
+  run_tests engine_cuda_decoder_layers_test
   run_tests engine_cuda_training_test
   run_tests train_training_test --gtest_filter='*Gpu*'
   run_tests engine_golden_test --device cuda
@@ -229,9 +230,6 @@ elif [[ -x "$bin/eadem" ]]; then
   echo "=== eadem_cuda_bench"
   timeout 300 "$bin/eadem_cuda_bench" --json > "$logs/kernels.json" 2> "$logs/kernels.log" ||
     printf 'eadem_cuda_bench\tfailed\t%s\n' "$(tail -n 1 "$logs/kernels.log")" >> "$logs/steps.tsv"
-  echo "=== eadem_cuda_persistent_bench"
-  timeout 60 "$bin/eadem_cuda_persistent_bench" 2>&1 | tee "$logs/persistent.log" ||
-    printf 'eadem_cuda_persistent_bench\tfailed\t%s\n' "$(tail -n 1 "$logs/persistent.log")" >> "$logs/steps.tsv"
 else
   printf 'eadem\tfailed\tnot built\n' >> "$logs/steps.tsv"
 fi

@@ -47,6 +47,8 @@ constexpr OpKernels kOps[] = {
     {"rope_qk_append", rope_qk_append_kernels},
     {"rope_append_attention", rope_append_attention_kernels},
     {"rope_append_attention_quantize", rope_append_attention_quantize_kernels},
+    {"decoder_layer", decoder_layers_kernels},
+    {"decoder_layers", decoder_layers_kernels},
     {"linear_cross_entropy", linear_cross_entropy_kernels},
 };
 

@@ -15,6 +15,7 @@ set(hopper_sources
   attention/attention_decode.cu
   attention/attention_decode_many.cu
   attention/attention_prompt.cu
+  decoder/decoder_layers.cu
   linear/fp8_stream.cu
   linear/fp8_tensor.cu
   linear/fp8_tiles.cu

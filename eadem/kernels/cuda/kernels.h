@@ -49,5 +49,6 @@ KernelList rope_kv_append_kernels();
 KernelList rope_qk_append_kernels();
 KernelList rope_append_attention_kernels();
 KernelList rope_append_attention_quantize_kernels();
+KernelList decoder_layers_kernels();
 
 }  // namespace eadem::kernels::cuda

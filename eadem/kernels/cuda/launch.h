@@ -377,6 +377,38 @@ inline constexpr int64_t kAttentionMmaMaxSequences = 1024;
 // launch_attention_decode calls this for many sequences.
 [[nodiscard]] cudaError_t launch_attention_decode_many(const AttentionParams& params, cudaStream_t stream);
 
+// --- decoder/decoder_layers.cu, for Hopper: layers of a decoder for one token (kernels/decoder_layers.h).
+
+// What it is compiled for: the layers of Llama-3.1-8B, weights in FragmentBlocks of kGroupLayout, on so many
+// multiprocessors.
+struct DecoderLayerShape {
+  static constexpr int kHidden = 4096, kFfn = 14336, kHeads = 32, kKvHeads = 8, kHeadDim = 128, kMultiprocessors = 132;
+};
+inline constexpr int kMostDecoderLayers = 32;
+inline constexpr int64_t kDecoderBlockMultiple = 16;  // of the tokens of a block of the cache
+
+struct DecoderLayerParams {
+  const void *norm, *q, *k, *v, *o, *mlp_norm, *gate, *up, *down;  // norms [hidden] bf16
+  void *cache_k, *cache_v;                                         // [num_blocks, kv_heads, block_size, head_dim] bf16
+};
+struct DecoderLayersParams {
+  DecoderLayerParams layers[kMostDecoderLayers];
+  const void* x;               // [hidden] bf16
+  void* y;                     // like x
+  const float* table;          // [head_dim]: cosines, then sines
+  const int64_t* slots;        // [1]
+  const int32_t* kv_length;    // [1]
+  const int32_t* block_table;  // [max_blocks]
+  // Of decoder_exchange_bytes(max_splits) bytes: zeros before the first launch, and then of launches with the same
+  // num_layers and max_splits alone.
+  void* exchange;
+  int num_layers;
+  int64_t block_size, cache_rows, max_splits;  // cache_rows as above; the most splits that the token's keys have
+  float eps, mlp_eps, scale;                   // of the norms, of attention
+};
+[[nodiscard]] int64_t decoder_exchange_bytes(int64_t max_splits);
+[[nodiscard]] cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_t stream);
+
 // --- attention_backward.cu: direct keys and values
 
 struct AttentionBackwardParams {

@@ -8,11 +8,11 @@
 
 namespace eadem::kernels::cuda {
 
-Requirements::Requirements(const KernelRequest& request, std::initializer_list<size_t> encoded_inputs,
-                           std::initializer_list<size_t> encoded_outputs)
+Requirements::Requirements(const KernelRequest& request, std::span<const size_t> encoded_inputs,
+                           std::span<const size_t> encoded_outputs)
     : request_(request) {
   EADEM_CHECK(request.device->backend() == "cuda", "a CUDA kernel is asked about {}", request.device->description());
-  const auto require_plain = [&](std::span<const TensorType> types, std::initializer_list<size_t> encoded) {
+  const auto require_plain = [&](std::span<const TensorType> types, std::span<const size_t> encoded) {
     for (size_t i = 0; i < types.size(); ++i)
       if (types[i].encoding != nullptr && std::find(encoded.begin(), encoded.end(), i) == encoded.end())
         require(false, fmt::format("a port is {}; takes plain tensors only", to_string(types[i])));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -49,7 +50,10 @@ inline float* cache_scales(const TensorView& cache) {
 class Requirements {
  public:
   explicit Requirements(const KernelRequest& request, std::initializer_list<size_t> encoded_inputs = {},
-                        std::initializer_list<size_t> encoded_outputs = {});
+                        std::initializer_list<size_t> encoded_outputs = {})
+      : Requirements(request, std::span(encoded_inputs), std::span(encoded_outputs)) {}
+  Requirements(const KernelRequest& request, std::span<const size_t> encoded_inputs,
+               std::span<const size_t> encoded_outputs);
 
   // Requires a dtype of `allowed`, or an absent port.
   Requirements& dtype(std::string_view port, const TensorType& type, std::initializer_list<DType> allowed);

@@ -4,14 +4,13 @@
 // the other collects rows of h from all of them and rounds these for the product down.
 #pragma once
 
-#include "benchmarks/cuda/persistent/attention.cuh"
-#include "benchmarks/cuda/persistent/codes.cuh"
-#include "benchmarks/cuda/persistent/exchange.cuh"
-#include "benchmarks/cuda/persistent/ring.cuh"
+#include "eadem/kernels/cuda/activation.cuh"
+#include "eadem/kernels/cuda/decoder/attention.cuh"
+#include "eadem/kernels/cuda/decoder/codes.cuh"
+#include "eadem/kernels/cuda/decoder/exchange.cuh"
+#include "eadem/kernels/cuda/decoder/ring.cuh"
 
-namespace eadem::persistent {
-
-__device__ inline float silu(float g) { return g / (1.0f + __expf(-g)); }
+namespace eadem::kernels::cuda::decoder {
 
 // Warp i has tile i of each product, and every third pair of gate and up. A lane has a row, whose residual stays in a
 // register through all layers.
@@ -27,12 +26,12 @@ class SumWarps {
     const int row = (at_.sm + i_ * kSms) * kTileRows + row_;  // of the whole product
     float residual = 0.0f;
     if (has_tile) {
-      residual = __bfloat162float(p.x0[row]);
-      publish_tile(at_, p.x, row / 2, kCountX + row / kChunk, residual, p.epoch);
+      residual = __bfloat162float(p.x[row]);
+      publish_tile(at_, p.x_words, row / 2, kCountX + row / kColumns, residual, at_.epoch);
     }
 #pragma unroll 1
-    for (int layer = 0; layer < p.layers; ++layer) {
-      const uint32_t epoch = p.epoch + static_cast<uint32_t>(layer) + 1, parity = static_cast<uint32_t>(layer) & 1;
+    for (int layer = 0; layer < p.num_layers; ++layer) {
+      const uint32_t epoch = at_.epoch + static_cast<uint32_t>(layer) + 1, parity = static_cast<uint32_t>(layer) & 1;
       if (i_ < qkv_tiles) {
         guarded_wait(shared_address(s.qkv_ready + i_), parity);
         const float y = sum_terms<kChunks>(&s.qkv_terms[i_][0][row_], s.scales[0]);
@@ -41,32 +40,31 @@ class SumWarps {
       if (has_tile) {
         guarded_wait(shared_address(s.out_ready + i_), parity);
         residual = add(residual, sum_terms<kChunks>(&s.out_terms[i_][0][row_], s.scales[1]));
-        publish_tile(at_, p.x_middle, row / 2, kCountMiddle + row / kChunk, residual, epoch);
+        publish_tile(at_, p.x_middle, row / 2, kCountMiddle + row / kColumns, residual, epoch);
       }
 #pragma unroll 1
       for (int t = i_; t < pairs; t += kSumWarps) {  // lanes 0 to 15 have gate, the others up
         guarded_wait(shared_address(s.gate_up_ready + t), parity);
-        const float y = round_bf16(sum_terms<kChunks>(&s.gate_up_terms[t][at_.lane / 16][0][row_], s.scales[2]));
+        const float y = rounded<bf16_t>(sum_terms<kChunks>(&s.gate_up_terms[t][at_.lane / 16][0][row_], s.scales[2]));
         const float up = __shfl_down_sync(kAllLanes, y, 16);
         const int h = pair_at(at_.sm, t) * kTileRows + row_;
-        publish_tile(at_, p.h, h / 2, kCountH + h / kChunk, silu(y) * up, epoch);
+        publish_tile(at_, p.h, h / 2, kCountH + h / kColumns, activate(ActivationKind::silu, y) * up, epoch);
       }
       if (has_tile) {
         guarded_wait(shared_address(&s.down_ready), parity);
         residual = add(residual, sum_terms<kFfnChunks>(&s.down_terms[i_][0][row_], s.h_scales));
-        publish_tile(at_, p.x, row / 2, kCountX + row / kChunk, residual, epoch);
+        publish_tile(at_, p.x_words, row / 2, kCountX + row / kColumns, residual, epoch);
       }
     }
-    if (has_tile && at_.lane < kTileRows) p.x_out[row] = __float2bfloat16_rn(residual);
+    if (has_tile && at_.lane < kTileRows) p.y[row] = __float2bfloat16_rn(residual);
   }
 
  private:
-  __device__ static float add(float residual, float y) { return round_bf16(residual + round_bf16(y)); }
+  __device__ static float add(float residual, float y) { return rounded<bf16_t>(residual + rounded<bf16_t>(y)); }
   __device__ static int qkv_counter(int row) {
-    constexpr int kQRows = kHeads * kHeadDim, kKRows = kKvHeads * kHeadDim;
     if (row < kQRows) return kCountQ + row / (2 * kHeadDim);
-    if (row < kQRows + kKRows) return kCountK + (row - kQRows) / kHeadDim;
-    return kCountV + (row - kQRows - kKRows) / kHeadDim;
+    if (row < kQRows + kKvRows) return kCountK + (row - kQRows) / kHeadDim;
+    return kCountV + (row - kQRows - kKvRows) / kHeadDim;
   }
 
   const Place& at_;
@@ -82,8 +80,8 @@ class RoundWarps {
     Shared& s = at_.s;
     const uint32_t h_ready = shared_address(s.h_ready);
 #pragma unroll 1
-    for (int layer = 0; layer < at_.p.layers; ++layer) {
-      const uint32_t epoch = at_.p.epoch + static_cast<uint32_t>(layer) + 1;
+    for (int layer = 0; layer < at_.p.num_layers; ++layer) {
+      const uint32_t epoch = at_.epoch + static_cast<uint32_t>(layer) + 1;
       if (i_ == 0 && at_.sm < kMergeSms) merge_splits(at_, layer, epoch);
 #pragma unroll 1
       for (int step = 0; step < kDownSteps; ++step) {
@@ -97,7 +95,7 @@ class RoundWarps {
         for (int n = 0; n < 2; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) v[n][2 * i] = low_bf16(d[n][i]), v[n][2 * i + 1] = high_bf16(d[n][i]);
-        uint8_t* to[2] = {s.h_codes + c * kChunk, s.h_codes + (c + kRoundWarps) * kChunk};
+        uint8_t* to[2] = {s.h_codes + c * kColumns, s.h_codes + (c + kRoundWarps) * kColumns};
         round_chunks(to, scales, half_sums, v, at_.lane);
 #pragma unroll
         for (int n = 0; n < 2; ++n)
@@ -113,4 +111,4 @@ class RoundWarps {
   int i_;
 };
 
-}  // namespace eadem::persistent
+}  // namespace eadem::kernels::cuda::decoder

@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Activations rounded to codes, and codes times weights: the arithmetic, and the bits, of the kernels that serve
-// (eadem/kernels/cuda/int8_chunks.cuh, linear/integer_stream.cu).
+// Activations rounded to codes, and codes times weights, for one token: the bits of int8_chunks.cuh and of
+// linear/integer_products.cuh.
 #pragma once
 
-#include <cuda_fp16.h>
+#include "eadem/kernels/cuda/decoder/place.cuh"
+#include "eadem/kernels/cuda/linear/integer_products.cuh"
 
-#include "benchmarks/cuda/persistent/place.cuh"
-#include "eadem/kernels/cuda/instructions/mma.cuh"
-
-namespace eadem::persistent {
-
-using kernels::cuda::high_bf16;
-using kernels::cuda::low_bf16;
-
-__device__ inline float round_bf16(float v) { return __bfloat162float(__float2bfloat16_rn(v)); }
+namespace eadem::kernels::cuda::decoder {
 
 // By a warp: rounds two chunks at once, because the reductions of one would leave the warp waiting. Lane l has columns
 // 8 l to 8 l + 7. Codes go to `to` in the order of fragments; scales and the sums of codes of each half of a chunk are
@@ -41,12 +34,13 @@ __device__ inline void round_chunks(uint8_t* (&to)[2], float (&scales)[2], int2 
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const float largest = __uint_as_float(most[k]);
-      const float factor = most[k] < kInfinity && largest > 0x1p-119f ? levels[k] / largest : 0.0f;
+      const bool some = most[k] < kInfinity && largest > 0x1p-119f;
+      const float factor = levels[k] / largest;
       magnitudes[k] = 0;
       sum[k] = 0;
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        codes[k][n] = __float_as_uint(__fadd_rn(__fmul_rn(v[k][n], factor), kRounder));
+        codes[k][n] = __float_as_uint(__fadd_rn(some ? __fmul_rn(v[k][n], factor) : 0.0f, kRounder));
         sum[k] += static_cast<int>(codes[k][n] - kRounderBits);
         magnitudes[k] = __usad(codes[k][n], kRounderBits, magnitudes[k]);
       }
@@ -83,21 +77,13 @@ struct Fragments {
   }
 };
 
-// c += a b, of 16 x 32 unsigned and 32 x 8 signed codes.
-__device__ inline void mma_codes(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                 uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 // By a warp: the terms of rows g and g + 8 of a block, in lanes 4 g.
 __device__ inline float2 multiply(const uint8_t* block, const Fragments& x, int lane) {
   constexpr uint32_t kLow = 0x0f0f0f0fu, kHigh = 0xf0f0f0f0u;
   uint4 w[4];
 #pragma unroll
   for (int piece = 0; piece < 4; ++piece) w[piece] = reinterpret_cast<const uint4*>(block)[piece * 32 + lane];
-  const uint2 scales = *reinterpret_cast<const uint2*>(block + kCodeBytes + lane / 4 * 8);
+  const __half* scales = reinterpret_cast<const __half*>(block + kLayout.scales) + lane / 4;  // [2 halves][16 rows]
   // Sums begin with 8 times minus the codes of x, as often as the weights' codes are too large by 8. Codes of row g + 8
   // stay in the high bits, times 16.
   int sums[2][4];  // by half
@@ -112,16 +98,15 @@ __device__ inline float2 multiply(const uint8_t* block, const Fragments& x, int 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {  // two chains take turns
       const uint4 a = w[2 * half + i], b = x.b[2 * half + i];
-      mma_codes(sums[half], a.x & kLow, a.x & kHigh, a.y & kLow, a.y & kHigh, b.x, b.y);
-      mma_codes(sums[half], a.z & kLow, a.z & kHigh, a.w & kLow, a.w & kHigh, b.z, b.w);
+      mma(sums[half], {a.x & kLow, a.x & kHigh, a.y & kLow, a.y & kHigh}, b.x, b.y);
+      mma(sums[half], {a.z & kLow, a.z & kHigh, a.w & kLow, a.w & kHigh}, b.z, b.w);
     }
-  const float2 scale0 = __half22float2(*reinterpret_cast<const __half2*>(&scales.x));
-  const float2 scale1 = __half22float2(*reinterpret_cast<const __half2*>(&scales.y));
   const auto term = [](int half0, int half1, float factor, float by0, float by1) {
     return fmaf(static_cast<float>(half1) * factor, by1, __fmul_rn(static_cast<float>(half0) * factor, by0));
   };
-  return {term(sums[0][0], sums[1][0], 1.0f, scale0.x, scale1.x),
-          term(sums[0][2], sums[1][2], 0.0625f, scale0.y, scale1.y)};
+  const auto scale_of = [&](int half, int row) { return __half2float(scales[half * kTileRows + row]); };
+  return {term(sums[0][0], sums[1][0], of_row(0), scale_of(0, 0), scale_of(1, 0)),
+          term(sums[0][2], sums[1][2], of_row(1), scale_of(0, 8), scale_of(1, 8))};
 }
 // `to`: of row g.
 __device__ inline void store_terms(float* to, float2 terms, int lane) {
@@ -137,4 +122,4 @@ __device__ inline float sum_terms(const float* terms, const float* scales) {
   return y;
 }
 
-}  // namespace eadem::persistent
+}  // namespace eadem::kernels::cuda::decoder

@@ -6,30 +6,29 @@
 // it is worth looking, so that who waits does not load whole rows again and again.
 //
 // A buffer of words is written once a layer, and needs no second copy: what writes it again depends on x of all
-// multiprocessors, and so on all that read it in the layer before.
+// multiprocessors, and so on all that read it in the layer before. Counters have a second copy, which a launch clears
+// for the next one.
 #pragma once
 
-#include "benchmarks/cuda/persistent/place.cuh"
+#include "eadem/kernels/cuda/decoder/place.cuh"
 #include "eadem/kernels/cuda/instructions/mma.cuh"
 
-namespace eadem::persistent {
-
-using kernels::cuda::pack_bf16;
+namespace eadem::kernels::cuda::decoder {
 
 // Places of counters, and what a layer adds to one.
 enum Counter : int {
   kCountX = 0,                              // a chunk of x: 16 stores of a tile each
   kCountMiddle = kCountX + kChunks,         // likewise x_middle
   kCountAttended = kCountMiddle + kChunks,  // a chunk of attention's outputs: 8 stores of 32 values each
-  kCountParts = kCountAttended + kChunks,   // a head of keys: 8 warps of 2 splits
+  kCountParts = kCountAttended + kChunks,   // a head of keys: 8 warps of each split
   kCountQ = kCountParts + kKvHeads,         // a pair of heads: 16 tiles
   kCountK = kCountQ + kHeads / 2,           // a head: 8 tiles
   kCountV = kCountK + kKvHeads,             // a head: 8 tiles
   kCountH = kCountV + kKvHeads,             // a chunk of h: 16 tiles
 };
 static_assert(kCountH + kFfnChunks == kCounters);
-inline constexpr uint32_t kTilesOfChunk = kChunk / kTileRows, kTilesOfHead = kHeadDim / kTileRows;
-inline constexpr uint32_t kMergesOfChunk = kChunk / kMergeOutputs;
+inline constexpr uint32_t kTilesOfChunk = kColumns / kTileRows, kTilesOfHead = kHeadDim / kTileRows;
+inline constexpr uint32_t kMergesOfChunk = kColumns / kMergeOutputs;
 
 // A guard of loops that poll: what never comes ends the kernel with an error.
 class Spin {
@@ -66,18 +65,18 @@ __device__ inline void put_two(uint64_t* to, uint32_t data0, uint32_t data1, uin
                : "memory");
 }
 
-__device__ inline uint32_t* counter_at(const Params& p, int counter) { return p.counters + counter * kCounterStride; }
-__device__ inline void count_one(const Params& p, int counter) {
-  asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter_at(p, counter)) : "memory");
+__device__ inline uint32_t* counter_at(const Place& at, int counter) { return at.counters + counter * kCounterStride; }
+__device__ inline void count_one(const Place& at, int counter) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter_at(at, counter)) : "memory");
 }
 __device__ inline uint32_t load_count(const uint32_t* counter) {
   uint32_t v;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(counter) : "memory");
   return v;
 }
-__device__ inline void wait_for_count(const Params& p, int counter, uint32_t target) {
+__device__ inline void wait_for_count(const Place& at, int counter, uint32_t target) {
   Spin spin;
-  while (load_count(counter_at(p, counter)) < target) spin.turn();
+  while (load_count(counter_at(at, counter)) < target) spin.turn();
   __syncwarp();
 }
 
@@ -87,7 +86,7 @@ __device__ inline void publish_tile(const Place& at, uint64_t* base, int first_w
   const float next = __shfl_down_sync(kAllLanes, y, 1);
   if (at.lane < 16 && at.lane % 2 == 0) put(base + first_word, pack_bf16(y, next), epoch);
   __syncwarp();
-  if (at.lane == 0) count_one(at.p, counter);
+  if (at.lane == 0) count_one(at, counter);
 }
 
 // By a warp: words `first` + lane and those 32 further: of a head, lane l gets columns 2 l, 2 l + 1 and those 64
@@ -109,8 +108,8 @@ __device__ inline void fetch_head(uint32_t (&data)[2], const Place& at, const ui
 // bf16. `count`: the stores that the counters of both chunks, from `counter` on, will have seen.
 __device__ inline void fetch_chunks(uint32_t (&data)[2][4], const Place& at, const uint64_t* base, int counter,
                                     uint32_t count, int first, int next, uint32_t epoch) {
-  const uint32_t* count0 = counter_at(at.p, counter + first);
-  const uint32_t* count1 = counter_at(at.p, counter + first + next);
+  const uint32_t* count0 = counter_at(at, counter + first);
+  const uint32_t* count1 = counter_at(at, counter + first + next);
   Spin spin;
   for (;;) {
     const uint32_t n0 = load_count(count0), n1 = load_count(count1);
@@ -118,8 +117,8 @@ __device__ inline void fetch_chunks(uint32_t (&data)[2][4], const Place& at, con
     spin.turn();
   }
   __syncwarp();
-  const uint64_t* from0 = base + first * (kChunk / 2) + at.lane * 4;
-  const uint64_t* from1 = from0 + next * (kChunk / 2);
+  const uint64_t* from0 = base + first * (kColumns / 2) + at.lane * 4;
+  const uint64_t* from1 = from0 + next * (kColumns / 2);
   for (;;) {
     const ulonglong2 words[2][2] = {{load_words(from0), load_words(from0 + 2)},
                                     {load_words(from1), load_words(from1 + 2)}};
@@ -137,4 +136,4 @@ __device__ inline void fetch_chunks(uint32_t (&data)[2][4], const Place& at, con
   __syncwarp();
 }
 
-}  // namespace eadem::persistent
+}  // namespace eadem::kernels::cuda::decoder

@@ -5,15 +5,11 @@
 // to the window, since small loads of other warps wait behind all that was asked for before them.
 #pragma once
 
-#include "benchmarks/cuda/persistent/place.cuh"
+#include "eadem/kernels/cuda/decoder/place.cuh"
 #include "eadem/kernels/cuda/instructions/mma.cuh"
 #include "eadem/kernels/cuda/instructions/tensor_map.cuh"
 
-namespace eadem::persistent {
-
-using kernels::cuda::barrier_arrive;
-using kernels::cuda::kBarrierBytes;
-using kernels::cuda::shared_address;
+namespace eadem::kernels::cuda::decoder {
 
 // Returns whether the phase with this parity ended; `nanoseconds`: for how long the thread may sleep until it does.
 __device__ inline bool barrier_test(uint32_t barrier, uint32_t parity, uint32_t nanoseconds) {
@@ -46,14 +42,13 @@ __device__ inline bool barrier_test(uint32_t barrier, uint32_t parity) {
 __device__ __noinline__ void barrier_wait_long(uint32_t barrier, uint32_t parity) {
   const long long start = clock64();
   while (!barrier_test(barrier, parity, 1'000'000))
-    if (clock64() - start > 1'000'000'000) __trap();
+    if (clock64() - start > 20'000'000'000) __trap();
 }
 __device__ inline void guarded_wait(uint32_t barrier, uint32_t parity) {
   if (!barrier_test(barrier, parity)) barrier_wait_long(barrier, parity);
 }
 
 __device__ inline void init_barriers(Shared& s) {
-  using kernels::cuda::barrier_init;
   const auto init = [](uint64_t* barriers, int count, int arrivals) {
     for (int i = 0; i < count; ++i) barrier_init(shared_address(barriers + i), arrivals);
   };
@@ -64,7 +59,7 @@ __device__ inline void init_barriers(Shared& s) {
   init(s.gate_up_ready, kMostPairs, kProductWarps);
   init(&s.down_ready, 1, kProductWarps);
   init(s.h_ready, kDownSteps, kRoundWarps);
-  kernels::cuda::fence_barriers();
+  fence_barriers();
 }
 
 // Where keys or values begin in a slot.
@@ -100,85 +95,87 @@ struct Ring {
   // By one lane of each warp that multiplies.
   __device__ void free(uint32_t slot) const { barrier_arrive(empty_at(slot)); }
   // By one thread.
-  __device__ void set_window(int parts) const {
-    *const_cast<volatile uint32_t*>(&s.window) = static_cast<uint32_t>(parts);
-  }
+  __device__ void set_window(uint32_t parts) const { *const_cast<volatile uint32_t*>(&s.window) = parts; }
 };
 
 // One thread.
-template <Mode kMode>
 class CopyWarp {
  public:
   __device__ explicit CopyWarp(const Place& at)
-      : at_(at),
-        ring_(at.s),
-        slots_(shared_address(at.s.ring)),
-        policy_(kernels::cuda::l2_policy<kernels::cuda::L2Policy::evict_first>()) {}
+      : at_(at), ring_(at.s), slots_(shared_address(at.s.ring)), policy_(l2_policy<L2Policy::evict_first>()) {}
 
   __device__ void run() {
-    const Params& p = at_.p;
     const int sm = at_.sm;
-    for (int layer = 0; layer < p.layers; ++layer) {
-      const uint8_t* w = p.weights + layer * kLayerBytes;
-      copy_tiles(w, sm, kQkvTiles, kChunks);
-      w += kQkvBytes;
-      if (kMode != Mode::weights_alone && item_of(sm) < kItems) {
-        // Items are splits of one head after another, so that their rows follow each other.
-        const int keys = layer * 2 * kKvHeads * kKeys + item_of(sm) * kSplitKeys;
-        copy_split(keys);
-        copy_split(keys + kKvHeads * kKeys);
+#pragma unroll 1
+    for (int i = 0; i < at_.p.num_layers; ++i) {
+      const Layer& layer = at_.p.layers[i];
+      for (int t = sm; t < kQkvTiles; t += kSms) {
+        if (t < kQTiles)
+          copy_tile(layer.of.q, t);
+        else if (t < kQTiles + kKvTiles)
+          copy_tile(layer.of.k, t - kQTiles);
+        else
+          copy_tile(layer.of.v, t - kQTiles - kKvTiles);
       }
-      copy_tiles(w, sm, kTiles, kChunks);
-      w += kOutBytes;
-      for (int t = 0; t < pairs_of(sm); ++t) copy_tile(w, pair_at(sm, t), 2 * kChunks);
-      w += kGateUpBytes;
+      for (int item = first_item(sm); item < at_.items(); item += kSms) {
+        copy_split(layer.k_map, Item(item));
+        copy_split(layer.v_map, Item(item));
+      }
+      for (int t = sm; t < kTiles; t += kSms) copy_tile(layer.of.o, t);
+      for (int t = 0; t < pairs_of(sm); ++t) {
+        copy_tile(layer.of.gate, pair_at(sm, t));
+        copy_tile(layer.of.up, pair_at(sm, t));
+      }
       // All tiles of a step, so that a step of h serves them all.
       for (int step = 0; step < kDownSteps; ++step)
-        for (int t = sm; t < kTiles; t += kSms)
-          copy_slot(w + (int64_t{t} * kFfnChunks + kProductWarps * step) * kBlockBytes);
+        for (int t = sm; t < kTiles; t += kSms) copy_blocks(layer.of.down, t * kFfnChunks + kProductWarps * step);
     }
   }
 
  private:
-  // Tile after tile, of `blocks` blocks each.
-  __device__ void copy_tiles(const uint8_t* weight, int first, int tiles, int blocks) {
-    for (int t = first; t < tiles; t += kSms) copy_tile(weight, t, blocks);
+  // A tile of a weight with rows of kHidden.
+  __device__ void copy_tile(const void* weight, int tile) {
+#pragma unroll 1
+    for (int b = 0; b < kChunks; b += kProductWarps) copy_blocks(weight, tile * kChunks + b);
   }
-  __device__ void copy_tile(const uint8_t* weight, int tile, int blocks) {
-    for (int b = 0; b < blocks; b += kProductWarps) copy_slot(weight + (int64_t{tile} * blocks + b) * kBlockBytes);
-  }
-  __device__ void copy_slot(const uint8_t* from) {
-    fill_slot(kPartBytes, [&](uint32_t slot, uint32_t part, uint32_t full) {
-      kernels::cuda::copy_bulk_async(slot + part * kPartBytes, from + part * kPartBytes, kPartBytes, full, policy_);
+  __device__ void copy_blocks(const void* weight, int first) {
+    const uint8_t* from = static_cast<const uint8_t*>(weight) + int64_t{first} * kBlockBytes;
+    fill_slot([&](uint32_t slot, uint32_t part, uint32_t full) {
+      barrier_arrive_expecting(full, kPartBytes);
+      copy_bulk_async(slot + part * kPartBytes, from + part * kPartBytes, kPartBytes, full, policy_);
     });
   }
-  // The keys or values of a split, from a row of the cache on.
-  __device__ void copy_split(int row) {
+  // The keys or values of an item, of earlier tokens. A box lies in one block of the cache. Parts that have none arrive
+  // at once.
+  __device__ void copy_split(const CUtensorMap& map, const Item& item) {
+    const int box_rows = at_.p.box_rows, keys = at_.position() - item.first_key;
+    const uint32_t panel = kPartRowsBytes / 2, box_bytes = static_cast<uint32_t>(box_rows * kRowBytes);
 #pragma unroll 1
-    for (int i = 0; i < kSplitSlots; ++i, row += kSlotParts * kPartKeys)
-      fill_slot(kPartRowsBytes, [&](uint32_t slot, uint32_t part, uint32_t full) {
-        kernels::cuda::copy_box_async(rows_of_slot(slot) + part * kPartRowsBytes, at_.p.cache_map,
-                                      row + static_cast<int>(part) * kPartKeys, 0, full, policy_);
+    for (int first = 0; first < kSplitKeys; first += kSlotParts * kPartKeys)
+      fill_slot([&](uint32_t slot, uint32_t part, uint32_t full) {
+        const int begin = first + static_cast<int>(part) * kPartKeys, end = min(begin + kPartKeys, keys);
+        const int boxes = max(end - begin + box_rows - 1, 0) / box_rows;
+        barrier_arrive_expecting(full, static_cast<uint32_t>(boxes) * box_bytes);
+        uint32_t to = rows_of_slot(slot) + part * kPartRowsBytes;
+        for (int key = begin; key < end; key += box_rows, to += box_bytes / 2) {
+          const int row = cache_row(at_, item.kv_head, item.first_key + key);
+          copy_box_async(to, map, row, 0, full, policy_);
+          copy_box_async(to + panel, map, row, 1, full, policy_);
+        }
       });
   }
-  // Calls copy(address of the slot, part, barrier) for each part, of `part_bytes` bytes.
+  // Calls copy(address of the slot, part, barrier) for each part.
   template <typename Copy>
-  __device__ void fill_slot(uint32_t part_bytes, const Copy& copy) {
+  __device__ void fill_slot(const Copy& copy) {
     if (slot_ >= kSlots) guarded_wait(ring_.empty_at(slot_), (slot_ / kSlots - 1) & 1);
 #pragma unroll 1
     for (uint32_t part = 0; part < kSlotParts; ++part) {
-      const uint32_t full = ring_.full_at(slot_, part);
-      if (kMode == Mode::chain_alone && slot_ >= kSlots) {
-        barrier_arrive(full);
-        continue;
-      }
       // The part so far before this one has arrived.
       const uint32_t window = *const_cast<const volatile uint32_t*>(&at_.s.window);
       const uint32_t number = kSlotParts * slot_ + part, before = number - window;
       if (number >= window)
         guarded_wait(ring_.full_at(before / kSlotParts, before % kSlotParts), before / kSlotParts / kSlots & 1);
-      kernels::cuda::barrier_arrive_expecting(full, part_bytes);
-      copy(slots_ + slot_ % kSlots * kSlotBytes, part, full);
+      copy(slots_ + slot_ % kSlots * kSlotBytes, part, ring_.full_at(slot_, part));
     }
     ++slot_;
   }
@@ -190,4 +187,4 @@ class CopyWarp {
   uint32_t slot_ = 0;
 };
 
-}  // namespace eadem::persistent
+}  // namespace eadem::kernels::cuda::decoder

@@ -4,12 +4,12 @@
 // multiplies what the ring brings by them. Terms go to shared memory, for the warps that add.
 #pragma once
 
-#include "benchmarks/cuda/persistent/attention.cuh"
-#include "benchmarks/cuda/persistent/codes.cuh"
-#include "benchmarks/cuda/persistent/exchange.cuh"
-#include "benchmarks/cuda/persistent/ring.cuh"
+#include "eadem/kernels/cuda/decoder/attention.cuh"
+#include "eadem/kernels/cuda/decoder/codes.cuh"
+#include "eadem/kernels/cuda/decoder/exchange.cuh"
+#include "eadem/kernels/cuda/decoder/ring.cuh"
 
-namespace eadem::persistent {
+namespace eadem::kernels::cuda::decoder {
 
 class ProductWarps {
  public:
@@ -22,37 +22,29 @@ class ProductWarps {
 
   __device__ void run() {
 #pragma unroll 1
-    for (int layer = 0; layer < at_.p.layers; ++layer) {
-      const uint32_t epoch = at_.p.epoch + static_cast<uint32_t>(layer) + 1;
+    for (int layer = 0; layer < at_.p.num_layers; ++layer) {
+      const uint32_t epoch = at_.epoch + static_cast<uint32_t>(layer) + 1;
       // One loop, so that the code of the three products stands once in the instruction cache.
 #pragma unroll 1
       for (int op = kQkv; op <= kGateUp; ++op) {
         Fragments x[2];
         round_row(x, op, layer, epoch);
         // From here on most warps wait for weights.
-        if (op == kGateUp && is_first_thread()) ring_.set_window(at_.p.wide);
+        if (op == kGateUp && is_first_thread()) ring_.set_window(kWideWindow);
         multiply_tiles(op, x);
-        if (op == kQkv && item_of(at_.sm) < kItems) {
-          SplitAttention(at_).run(layer, slot_, epoch);
-          slot_ += 2 * kSplitSlots;
-        }
+        if (op == kQkv)
+          for (int item = first_item(at_.sm); item < at_.items(); item += kSms, slot_ += 2 * kSplitSlots)
+            SplitAttention(at_, Item(item)).run(layer, slot_, epoch);
       }
       multiply_down(layer);
     }
-  }
-
-  // Frees what the ring brings without a look at it.
-  __device__ void drain() {
-    if (is_first_thread()) ring_.set_window(at_.p.wide);
-    const int of_layer = 2 * qkv_tiles_ + 2 * tiles_ + 4 * pairs_ + kDownSteps * tiles_;
-    for (int i = 0; i < at_.p.layers * of_layer; ++i, ++slot_) {
-      ring_.wait(slot_, part());
-      __syncwarp();
-      if (at_.lane == 0) ring_.free(slot_);
-    }
+    // All multiprocessors have given values of h by now, for which they have read the number of launches.
+    if (at_.sm == 0 && is_first_thread()) ++*at_.p.launches;
   }
 
  private:
+  __device__ static float4 add(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+
   enum Op : int { kQkv, kOut, kGateUp };  // those of rows of kHidden
 
   __device__ bool is_first_thread() const { return at_.warp == 0 && at_.lane == 0; }
@@ -71,13 +63,14 @@ class ProductWarps {
     // 1. The weights of the norm, then the row.
     uint4 norm[2] = {};
     if (normed) {
-      const auto* from = reinterpret_cast<const uint4*>(p.norms + (int64_t{layer} * 2 + op / 2) * kHidden);
+      const DecoderLayerParams& of = p.layers[layer].of;
+      const auto* from = static_cast<const uint4*>(op == kQkv ? of.norm : of.mlp_norm);
       norm[0] = __ldg(from + warp * 32 + lane), norm[1] = __ldg(from + (warp + 8) * 32 + lane);
     }
     const uint32_t layers = static_cast<uint32_t>(layer) + 1;
     uint32_t d[2][4];
     fetch_chunks(d, at_,
-                 op == kQkv   ? p.x
+                 op == kQkv   ? p.x_words
                  : op == kOut ? p.attended
                               : p.x_middle,
                  op == kQkv   ? kCountX
@@ -96,15 +89,19 @@ class ProductWarps {
           squares[k] = fmaf(low_bf16(d[k][n]), low_bf16(d[k][n]), squares[k]);
           squares[k] = fmaf(high_bf16(d[k][n]), high_bf16(d[k][n]), squares[k]);
         }
-      float sum = squares[0] + squares[1];
+        // Sums of chunks, and then of the row, in the order of rms_norm_rows (norm.cu) and its block_sum.
 #pragma unroll
-      for (int m = 16; m > 0; m /= 2) sum += __shfl_xor_sync(kAllLanes, sum, m);
-      if (lane == 0) s.squares[op / 2][warp] = sum;
+      for (int k = 0; k < 2; ++k) {
+        squares[k] = warp_reduce(squares[k], Sum{});
+        if (lane == 0) s.squares[op / 2][warp + k * kProductWarps] = squares[k];
+      }
       sync_product_warps();
-      float total = 0.0f;
+      float4 sums[kChunks / 4];
 #pragma unroll
-      for (int w = 0; w < kProductWarps; ++w) total += s.squares[op / 2][w];
-      scale = rsqrtf(total * (1.0f / kHidden) + kEpsilon);
+      for (int c = 0; c < kChunks / 4; ++c) sums[c] = reinterpret_cast<const float4*>(s.squares[op / 2])[c];
+      const float4 sum = add(add(sums[0], sums[2]), add(sums[1], sums[3]));
+      const float mean = ((sum.x + sum.z) + (sum.y + sum.w)) / static_cast<float>(kHidden);
+      scale = 1.0f / sqrtf(mean + (op == kQkv ? p.eps : p.mlp_eps));
     }
     // 3. Codes.
     float v[2][8], scales[2];
@@ -117,12 +114,12 @@ class ProductWarps {
         float &low = v[n][2 * i], &high = v[n][2 * i + 1];
         low = low_bf16(d[n][i]), high = high_bf16(d[n][i]);
         if (normed) {
-          low = round_bf16(low * scale * low_bf16(pairs[i]));
-          high = round_bf16(high * scale * high_bf16(pairs[i]));
+          low = rounded<bf16_t>(low * scale * low_bf16(pairs[i]));
+          high = rounded<bf16_t>(high * scale * high_bf16(pairs[i]));
         }
       }
     }
-    uint8_t* codes[2] = {s.codes + warp * kChunk, s.codes + (warp + kProductWarps) * kChunk};
+    uint8_t* codes[2] = {s.codes + warp * kColumns, s.codes + (warp + kProductWarps) * kColumns};
     round_chunks(codes, scales, half_sums, v, lane);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -167,9 +164,9 @@ class ProductWarps {
       const int c = kProductWarps * step + at_.warp;
       guarded_wait(h_ready + static_cast<uint32_t>(step) * kBarrierBytes, static_cast<uint32_t>(layer) & 1);
       // The next norm comes soon. What is on its way by then should be little.
-      if (step == kNarrowStep && is_first_thread()) ring_.set_window(at_.p.narrow);
+      if (step == kNarrowStep && is_first_thread()) ring_.set_window(kNarrowWindow);
       Fragments x;
-      x.load(s.h_codes + c * kChunk, at_.lane), x.half_sums = s.h_sums[c];
+      x.load(s.h_codes + c * kColumns, at_.lane), x.half_sums = s.h_sums[c];
       const uint32_t second = tiles_ == 2 ? slot_ + 1 : slot_;
       const uint8_t *block0 = wait_block(slot_), *block1 = wait_block(second);
       const float2 terms0 = multiply(block0, x, at_.lane), terms1 = multiply(block1, x, at_.lane);
@@ -192,4 +189,4 @@ class ProductWarps {
   uint32_t slot_ = 0;  // the next one
 };
 
-}  // namespace eadem::persistent
+}  // namespace eadem::kernels::cuda::decoder

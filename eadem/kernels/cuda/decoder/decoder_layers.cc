@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// decoder_layer and decoder_layers: one token through layers of a decoder in one launch, on Hopper. The kernel is
+// compiled for one shape and one type of weights (layout.h).
+#include "eadem/kernels/decoder_layers.h"
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "eadem/kernels/cuda/kernels.h"
+#include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/linear/fragment_blocks.h"
+#include "eadem/kernels/cuda/support.h"
+
+namespace eadem::kernels::cuda {
+
+namespace {
+
+using Ports = DecoderLayerPorts;
+using Shape = DecoderLayerShape;
+
+constexpr Ports::OfLayer kWeights[] = {Ports::kQWeight,    Ports::kKWeight,  Ports::kVWeight,   Ports::kOWeight,
+                                       Ports::kGateWeight, Ports::kUpWeight, Ports::kDownWeight};
+
+bool is_weight(size_t port) {
+  if (port < Ports::kSharedInputs) return false;
+  const size_t of_layer = (port - Ports::kSharedInputs) % Ports::kLayerInputs;
+  return std::find(std::begin(kWeights), std::end(kWeights), of_layer) != std::end(kWeights);
+}
+
+const TensorType& input(const KernelRequest& request, size_t layer, Ports::OfLayer port) {
+  return request.inputs[Ports::input(layer, port)];
+}
+
+// Whether a layer's weights have the shape and the layout that the kernel reads.
+bool fits(const KernelRequest& request, size_t layer) {
+  const auto has = [&](Ports::OfLayer port, int64_t out, int64_t in) {
+    const TensorType& weight = input(request, layer, port);
+    const FragmentBlocks* blocks = FragmentBlocks::of(weight.encoding);
+    return weight.fixed(0) == out && weight.fixed(1) == in && blocks != nullptr &&
+           blocks->layout().known == kGroupLayout;
+  };
+  constexpr int64_t kQRows = Shape::kHeads * Shape::kHeadDim, kKvRows = Shape::kKvHeads * Shape::kHeadDim;
+  return has(Ports::kQWeight, kQRows, Shape::kHidden) && has(Ports::kKWeight, kKvRows, Shape::kHidden) &&
+         has(Ports::kVWeight, kKvRows, Shape::kHidden) && has(Ports::kOWeight, Shape::kHidden, kQRows) &&
+         has(Ports::kGateWeight, Shape::kFfn, Shape::kHidden) && has(Ports::kUpWeight, Shape::kFfn, Shape::kHidden) &&
+         has(Ports::kDownWeight, Shape::kHidden, Shape::kFfn);
+}
+
+Verdict can_run_layers(const KernelRequest& request) {
+  const auto& attrs = request.attrs.get<DecoderLayerAttrs>();
+  const AttentionAttrs& attention = attrs.attention.attention;
+  const RopeAttrs& rope = attrs.attention.rope;
+  const size_t layers = Ports::layers(request.inputs.size());
+  const auto bound = [&](Ports::Shared port) { return request.inputs[port].dim(0).bind(request.bounds); };
+  std::vector<size_t> weights;
+  for (size_t port = 0; port < request.inputs.size(); ++port)
+    if (is_weight(port)) weights.push_back(port);
+  Requirements requirements(request, weights, {});
+  requirements.hopper()
+      .require(static_cast<const CudaDevice*>(request.device)->multiprocessors() >= Shape::kMultiprocessors,
+               fmt::format("needs {} multiprocessors; there are {}", Shape::kMultiprocessors,
+                           static_cast<const CudaDevice*>(request.device)->multiprocessors()))
+      .require(bound(Ports::kX) == 1 && bound(Ports::kKvLength) == 1, "is for steps of one token")
+      .at_most("layers", static_cast<int64_t>(layers), kMostDecoderLayers)
+      .require(attention.heads == Shape::kHeads && attention.kv_heads == Shape::kKvHeads &&
+                   attention.head_dim == Shape::kHeadDim && attention.values() == Shape::kHeadDim,
+               fmt::format("is compiled for {} heads of {} and {} heads of keys", Shape::kHeads, Shape::kHeadDim,
+                           Shape::kKvHeads))
+      .require(attention.source == KvSource::cached && attention.window == 0 && attention.chunk == 0 &&
+                   attention.softcap == 0.0f && !attention.sinks && attention.scale > 0.0f,
+               "takes attention to a cache without windows, chunks, soft caps and sinks")
+      .require(rope.style == RopeStyle::rotate_half && rope.rotary_dim == Shape::kHeadDim && !rope.last,
+               "rotates whole heads, by halves")
+      .require(attrs.gated.kind == ActivationKind::silu, "has silu alone")
+      .require(attrs.qkv.matmul_input == MatmulInput::int8 && attrs.o.matmul_input == MatmulInput::int8 &&
+                   attrs.down.matmul_input == MatmulInput::int8 && attrs.gated.matmul_input == MatmulInput::int8,
+               "rounds what products read to int8; matmul_input is another")
+      .dtype("x", request.inputs[Ports::kX], {DType::bf16})
+      .dtype("table", request.inputs[Ports::kTable], {DType::f32});
+  for (size_t layer = 0; layer < layers; ++layer) {
+    const TensorType& cache = input(request, layer, Ports::kCacheK);
+    requirements
+        .require(fits(request, layer),
+                 fmt::format("is compiled for weights of 4 bits in groups of {} without zero points, hidden {} and "
+                             "intermediate {}",
+                             kIntegerGroup, Shape::kHidden, Shape::kFfn))
+        .dtype("norm", input(request, layer, Ports::kNorm), {DType::bf16})
+        .dtype("mlp_norm", input(request, layer, Ports::kMlpNorm), {DType::bf16})
+        .dtype("cache_k", cache, {DType::bf16})
+        .require(cache.fixed(2) % kDecoderBlockMultiple == 0,
+                 fmt::format("takes a cache in blocks of a multiple of {} tokens", kDecoderBlockMultiple))
+        .require(cache == input(request, 0, Ports::kCacheK) && cache == input(request, layer, Ports::kCacheV),
+                 "takes caches of one type");
+  }
+  return requirements.verdict({.reason = "all layers in one launch"});
+}
+
+// The layers of a call in the order of its ports.
+DecoderLayerParams layer_params(const KernelCall& call, size_t layer) {
+  const auto data = [&](Ports::OfLayer port) { return call.inputs[Ports::input(layer, port)].data; };
+  return {.norm = data(Ports::kNorm),
+          .q = data(Ports::kQWeight),
+          .k = data(Ports::kKWeight),
+          .v = data(Ports::kVWeight),
+          .o = data(Ports::kOWeight),
+          .mlp_norm = data(Ports::kMlpNorm),
+          .gate = data(Ports::kGateWeight),
+          .up = data(Ports::kUpWeight),
+          .down = data(Ports::kDownWeight),
+          .cache_k = call.outputs[Ports::output(layer, Ports::kCacheK)].data,
+          .cache_v = call.outputs[Ports::output(layer, Ports::kCacheV)].data};
+}
+
+PlanPtr prepare_layers(const KernelRequest& request, Context& context) {
+  const auto& attrs = request.attrs.get<DecoderLayerAttrs>();
+  const int64_t keys =
+      request.inputs[Ports::kBlockTable].dim(1).bind(request.bounds) * input(request, 0, Ports::kCacheK).fixed(2);
+  const int64_t max_splits = keys / kAttentionSplitKeys + 1;
+  // Launches find what the ones before left there, so it cannot be scratch memory.
+  const auto exchange = std::make_shared<Buffer>(context.device.allocate(decoder_exchange_bytes(max_splits)));
+  context.device.fill_zero(exchange->data(), exchange->size_bytes());
+  return make_plan([exchange, max_splits, eps = attrs.norm.eps, mlp_eps = attrs.mlp_norm.eps,
+                    scale = attrs.attention.attention.scale](const KernelCall& call) {
+    const TensorView& cache = call.inputs[Ports::input(0, Ports::kCacheK)];
+    DecoderLayersParams params{.x = elements(call.inputs[Ports::kX]),
+                               .y = elements(call.outputs[0]),
+                               .table = elements<const float>(call.inputs[Ports::kTable]),
+                               .slots = elements<const int64_t>(call.inputs[Ports::kSlots]),
+                               .kv_length = elements<const int32_t>(call.inputs[Ports::kKvLength]),
+                               .block_table = elements<const int32_t>(call.inputs[Ports::kBlockTable]),
+                               .exchange = exchange->data(),
+                               .num_layers = static_cast<int>(Ports::layers(call.inputs.size())),
+                               .block_size = cache.shape[2],
+                               .cache_rows = cache.num_elements() / Shape::kHeadDim,
+                               .max_splits = max_splits,
+                               .eps = eps,
+                               .mlp_eps = mlp_eps,
+                               .scale = scale};
+    if (call.inputs[Ports::kX].shape[0] == 0) return;
+    for (int layer = 0; layer < params.num_layers; ++layer)
+      params.layers[layer] = layer_params(call, static_cast<size_t>(layer));
+    EADEM_CUDA_CALL(launch_decoder_layers(params, stream_of(call)));
+  });
+}
+
+const Encoding* layers_packing(const KernelRequest& request, int port) {
+  return is_weight(static_cast<size_t>(port)) ? FragmentBlocks::of(request.inputs[static_cast<size_t>(port)].encoding)
+                                              : nullptr;
+}
+
+constexpr Kernel kLayers{.name = "cuda_persistent",
+                         .pass = Pass::inference,
+                         .can_handle = can_run_layers,
+                         .prepare = prepare_layers,
+                         .packing = layers_packing,
+                         .alignment_bytes = 32};
+
+}  // namespace
+
+KernelList decoder_layers_kernels() { return {&kLayers}; }
+
+}  // namespace eadem::kernels::cuda

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The persistent kernel: layers of a decoder for one token in one launch, by a block of threads on each multiprocessor,
+// whose warps have roles. Between kernels that are launched one after another, the memory waits: for the launch, for
+// norms and rounding, for attention. Here weights arrive all the time.
+//
+//   copy warp      copies weights, keys and values into a ring, in the order in which they are multiplied (ring.cuh)
+//   product warps  norms, codes of activations, products, attention (products.cuh, attention.cuh)
+//   sum warps      rows of products (rows.cuh)
+//   round warps    codes of what the product down reads, merging of splits (rows.cuh)
+//
+// Blocks give each other values through words in memory (exchange.cuh). The bits are those of the separate kernels.
+#include <utility>
+
+#include "eadem/kernels/cuda/decoder/products.cuh"
+#include "eadem/kernels/cuda/decoder/rows.cuh"
+
+namespace eadem::kernels::cuda {
+
+namespace decoder {
+namespace {
+
+__global__ void __launch_bounds__(kThreads, 1) decoder_layers(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory);
+  const int thread = static_cast<int>(threadIdx.x);
+  const Place at(p, s);
+  if (thread == 0) {
+    init_barriers(s);
+    s.window = kNarrowWindow;
+    s.position = *p.kv_length - 1;
+  }
+  if (thread < kHeadDim / 2) s.rope[thread] = {p.table[thread], p.table[kHeadDim / 2 + thread]};
+  // The next launch uses the other counters.
+  if (at.sm == 0 && thread < kCounters)
+    p.counters[static_cast<int>(at.counters == p.counters) * kCounters * kCounterStride + thread * kCounterStride] = 0;
+  __syncthreads();
+  if (at.warp == kThreads / kWarp - 1) {
+    if (at.lane == 0) CopyWarp(at).run();
+  } else if (at.warp >= kProductWarps + kSumWarps) {
+    RoundWarps(at).run();
+  } else if (at.warp >= kProductWarps) {
+    SumWarps(at).run();
+  } else {
+    ProductWarps(at).run();
+  }
+}
+
+// Gives out an exchange part by part.
+struct Room {
+  uint8_t* at;
+  template <typename T>
+  T* take(int64_t count) {
+    T* result = reinterpret_cast<T*>(at);
+    at += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return result;
+  }
+};
+
+// Places what blocks give each other in `room`, for so many splits; returns its end.
+uint8_t* place_exchange(Params& p, Room room, int64_t splits) {
+  p.launches = room.take<uint32_t>(1);
+  p.counters = room.take<uint32_t>(2 * kCounters * kCounterStride);
+  p.x_words = room.take<uint64_t>(kRowWords);
+  p.x_middle = room.take<uint64_t>(kRowWords);
+  p.qkv = room.take<uint64_t>(kQkvWords);
+  p.attended = room.take<uint64_t>(kRowWords);
+  p.h = room.take<uint64_t>(kFfnWords);
+  p.maxima = room.take<uint64_t>(splits * kMaximaWords);
+  p.parts = room.take<uint64_t>(splits * kPartWords);
+  return room.at;
+}
+
+}  // namespace
+}  // namespace decoder
+
+int64_t decoder_exchange_bytes(int64_t splits) {
+  decoder::Params p;
+  return decoder::place_exchange(p, {nullptr}, splits) - static_cast<uint8_t*>(nullptr);
+}
+
+cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_t stream) {
+  using namespace decoder;
+  if (params.num_layers == 0) return cudaSuccess;
+  if (params.num_layers > kMostDecoderLayers || params.block_size % kDecoderBlockMultiple != 0)
+    return cudaErrorInvalidValue;
+  Params p;
+  p.x = static_cast<const __nv_bfloat16*>(params.x);
+  p.y = static_cast<__nv_bfloat16*>(params.y);
+  p.table = params.table;
+  p.slot = params.slots;
+  p.kv_length = params.kv_length;
+  p.block_table = params.block_table;
+  p.num_layers = params.num_layers;
+  p.block_size = static_cast<int>(params.block_size);
+  p.box_rows = params.block_size % kPartKeys == 0 ? kPartKeys : static_cast<int>(kDecoderBlockMultiple);
+  p.eps = params.eps;
+  p.mlp_eps = params.mlp_eps;
+  p.score_factor = params.scale * kLog2E;
+  place_exchange(p, {static_cast<uint8_t*>(params.exchange)}, params.max_splits);
+  for (int i = 0; i < params.num_layers; ++i) {
+    Layer& layer = p.layers[i];
+    layer.of = params.layers[i];
+    for (const auto& [map, rows] :
+         {std::pair(&layer.k_map, layer.of.cache_k), std::pair(&layer.v_map, layer.of.cache_v)})
+      if (const cudaError_t error = make_panel_map(*map, rows, params.cache_rows, kHeadDim, p.box_rows, 1);
+          error != cudaSuccess)
+        return error;
+  }
+  const void* kernel = reinterpret_cast<const void*>(decoder_layers);
+  constexpr int kBytes = static_cast<int>(sizeof(Shared));
+  if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+      error != cudaSuccess)
+    return error;
+  void* args[] = {&p};
+  // Cooperative, so that all blocks run at once or none does.
+  return cudaLaunchCooperativeKernel(kernel, dim3(kSms), dim3(kThreads), args, kBytes, stream);
+}
+
+}  // namespace eadem::kernels::cuda

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The shape of the layers that the persistent kernel computes, and the layout of its data: that of Llama-3.1-8B and
+// Mistral-7B, weights in 4 bits with a scale for each 128 columns, one token.
+//
+// Weights are FragmentBlocks of kGroupLayout (linear/fragment_layout.h). Activations are rounded to Int8Chunks, chunks
+// of 256 columns (linear/int8_chunks.h). A term is what a chunk adds to a row of a product, before the chunk's own
+// scale.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "eadem/kernels/cuda/launch.h"
+
+namespace eadem::kernels::cuda::decoder {
+
+// --- The model.
+inline constexpr int kHidden = DecoderLayerShape::kHidden, kFfn = DecoderLayerShape::kFfn,
+                     kHeads = DecoderLayerShape::kHeads, kKvHeads = DecoderLayerShape::kKvHeads,
+                     kHeadDim = DecoderLayerShape::kHeadDim;
+inline constexpr int kQRows = kHeads * kHeadDim, kKvRows = kKvHeads * kHeadDim, kQkvRows = kQRows + 2 * kKvRows;
+
+// --- Weights.
+inline constexpr int kColumns = static_cast<int>(kIntegerChunk), kTileRows = kFragmentBlockRows;
+inline constexpr FragmentLayout kLayout = kKnownLayouts[kGroupLayout];
+inline constexpr int kBlockBytes = kLayout.block_bytes;
+inline constexpr int kChunks = kHidden / kColumns, kFfnChunks = kFfn / kColumns;
+// Tiles are 16 rows of a weight. Gate and up have pairs of tiles.
+inline constexpr int kQTiles = kQRows / kTileRows, kKvTiles = kKvRows / kTileRows, kQkvTiles = kQTiles + 2 * kKvTiles,
+                     kTiles = kHidden / kTileRows, kPairs = kFfn / kTileRows;
+
+// --- The launch: one block of threads on each multiprocessor, and roles of its warps, in this order.
+inline constexpr int kSms = DecoderLayerShape::kMultiprocessors;
+inline constexpr int kProductWarps = 8;  // multiply, and compute splits of attention
+inline constexpr int kSumWarps = 3;      // add the terms of rows, and store them
+inline constexpr int kRoundWarps = 4;    // round the activation of down; the first one merges splits of attention
+inline constexpr int kThreads = (kProductWarps + kSumWarps + kRoundWarps + 1) * 32;  // the last warp copies
+
+// The most tiles, or pairs of them, that a multiprocessor has (place.cuh says which).
+inline constexpr int kMostQkvTiles = 3, kMostTiles = 2, kMostPairs = 7;
+static_assert(kMostQkvTiles == (kQkvTiles + kSms - 1) / kSms && kMostTiles == (kTiles + kSms - 1) / kSms &&
+              kMostPairs == (kPairs + kSms - 1) / kSms && kMostQkvTiles <= kSumWarps);
+
+// Attention is cut as in attention_tiles.cuh: into key heads, each with the query heads that share it, and splits of
+// the keys. An item is one of each.
+inline constexpr int kGroup = kHeads / kKvHeads, kSplitKeys = static_cast<int>(kAttentionSplitKeys);
+// Keys and values come in parts of 32, of which a warp has one.
+inline constexpr int kPartKeys = kSplitKeys / kProductWarps, kRowBytes = kHeadDim * 2,
+                     kPartRowsBytes = kPartKeys * kRowBytes;
+// Each of the first multiprocessors merges so many outputs of attention.
+inline constexpr int kMergeOutputs = 32, kMergeSms = kHidden / kMergeOutputs;
+static_assert(kQRows == kHidden);
+
+// --- The ring: a slot has blocks of 8 chunks, one for each warp that multiplies, or two parts of the keys or values of
+// a split, from its first multiple of 1024 bytes on. It is copied in two parts, each with a barrier of its own.
+inline constexpr int kSlots = 11, kSlotParts = 2;
+inline constexpr int kSlotBytes = kProductWarps * kBlockBytes, kPartBytes = kSlotBytes / kSlotParts;
+inline constexpr int kDownSteps = kFfnChunks / kProductWarps;   // a step has a slot of each tile
+inline constexpr int kSplitSlots = kProductWarps / kSlotParts;  // of keys, and as many of values
+static_assert(kSlotBytes % 512 == 0 && kSlotParts * kPartRowsBytes + 512 <= kSlotBytes);
+static_assert(kChunks == 2 * kProductWarps && kFfnChunks % kProductWarps == 0);
+// Parts that may be on their way at once: while others wait for small loads, and while most wait for weights.
+inline constexpr uint32_t kNarrowWindow = 3, kWideWindow = 5;
+
+struct Layer {
+  DecoderLayerParams of;
+  CUtensorMap k_map, v_map;  // boxes of rows of the caches, 64 columns each
+};
+
+struct Params {
+  Layer layers[kMostDecoderLayers];
+  const __nv_bfloat16* x;  // [kHidden]
+  __nv_bfloat16* y;        // [kHidden]
+  const float* table;      // [2 cosines, sines][kHeadDim / 2] of the token's position
+  const int64_t* slot;     // negative: the token's key and value are in the cache already
+  const int32_t* kv_length;
+  const int32_t* block_table;
+  int num_layers, block_size, box_rows;
+  float eps, mlp_eps, score_factor;
+  // What blocks give each other (exchange.cuh). Words of x, qkv, attended and h have two values of bf16 each, those of
+  // parts and maxima one of f32.
+  uint32_t* launches;  // how many there were
+  uint32_t* counters;  // [2][kCounters][kCounterStride], of which a launch finds half to be zeros
+  uint64_t* x_words;   // [kHidden / 2]: behind a layer
+  uint64_t* x_middle;  // [kHidden / 2]: behind attention
+  uint64_t* qkv;       // [kQkvRows / 2], before rotation
+  uint64_t* attended;  // [kHidden / 2]
+  uint64_t* h;         // [kFfn / 2]
+  uint64_t* maxima;    // [splits][kKvHeads][kGroup][2]: what probabilities are relative to, and their sum
+  uint64_t* parts;     // [splits][kKvHeads][kGroup][kHeadDim]: values times probabilities
+};
+
+// How many words the buffers of Params have.
+inline constexpr int64_t kRowWords = kHidden / 2, kQkvWords = kQkvRows / 2, kFfnWords = kFfn / 2,
+                         kMaximaWords = kKvHeads * kGroup * 2, kPartWords = kKvHeads * kGroup * kHeadDim;
+// Counters (exchange.cuh) are so far apart that each is in a line of memory of its own.
+inline constexpr int kCounterStride = 32, kCounters = 3 * kChunks + kHeads / 2 + 3 * kKvHeads + kFfnChunks;
+static_assert(kCounters <= kThreads);
+
+// Terms of a multiprocessor's tiles.
+template <int kTilesOfSm, int kNum>
+using Terms = float[kTilesOfSm][kNum][kTileRows];
+
+// Members of a union are never in use at once: one is written only when all multiprocessors have given results for
+// which the other one was read.
+struct Shared {
+  uint8_t ring[kSlots][kSlotBytes];
+  union {
+    float gate_up_terms[kMostPairs][2][kChunks][kTileRows];
+    struct {  // of attention; rows have 16 bytes more, against bank conflicts
+      alignas(16) __nv_bfloat16 q[kGroup][kHeadDim + 8];
+      alignas(16) __nv_bfloat16 probabilities[kGroup][kSplitKeys + 8];
+      float part_max[kProductWarps][kGroup];
+      float chunk_sums[kSplitKeys / 64][kGroup][4];
+    };
+  };
+  uint8_t h_codes[kFfn];
+  union {
+    struct {
+      Terms<kMostQkvTiles, kChunks> qkv_terms;
+      Terms<kMostTiles, kChunks> out_terms;
+    };
+    Terms<kMostTiles, kFfnChunks> down_terms;
+  };
+  uint8_t codes[kHidden];
+  float scales[3][kChunks], h_scales[kFfnChunks];  // of q, k and v; output; gate and up
+  int2 h_sums[kFfnChunks];
+  alignas(16) float squares[2][kChunks];  // of each norm
+  float2 rope[kHeadDim / 2];
+  int position;     // of the token
+  uint32_t window;  // the parts that may be on their way now
+  // Barriers: parts of the ring that are there, slots that are free, terms that are complete, codes of h by step.
+  uint64_t full[kSlots][kSlotParts], empty[kSlots];
+  uint64_t qkv_ready[kMostQkvTiles], out_ready[kMostTiles], gate_up_ready[kMostPairs], down_ready;
+  uint64_t h_ready[kDownSteps];
+};
+
+}  // namespace eadem::kernels::cuda::decoder

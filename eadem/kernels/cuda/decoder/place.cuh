@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which multiprocessor, warp and lane a thread is, and which tiles are theirs.
+#pragma once
+
+#include "eadem/kernels/cuda/decoder/layout.h"
+#include "eadem/kernels/cuda/device_math.cuh"
+
+namespace eadem::kernels::cuda::decoder {
+
+// Tile t is of multiprocessor t % kSms.
+__device__ inline int tiles_of(int tiles, int sm) { return (tiles - sm + kSms - 1) / kSms; }
+
+// Items of attention go round, those of one split after another. The first kFewItems are of the multiprocessors with
+// fewest tiles, the last kFewItems / 2, and of the first kFewItems / 2.
+inline constexpr int kFewItems = 2 * kKvHeads, kFirstItems = kFewItems / 2;
+__device__ inline int first_item(int sm) { return (sm + kFirstItems) % kSms; }
+
+// Pairs of tiles of gate and up go round from the last multiprocessor to the first. The first kFirstItems are left out
+// of the sixth round, and the last too of the seventh: with two splits, their keys and values are as many bytes as two
+// pairs.
+inline constexpr int kShortRound = 5;
+static_assert(kPairs + 2 * kFirstItems > (kShortRound + 1) * kSms &&
+              kPairs + 2 * kFirstItems <= (kShortRound + 2) * kSms - kFirstItems);
+__device__ inline int pair_at(int sm, int t) {
+  return t * kSms + kSms - 1 - sm - (t > kShortRound ? 2 * kFirstItems : 0);
+}
+__device__ inline int pairs_of(int sm) {
+  if (sm < kFirstItems) return kShortRound;
+  return sm < kSms - kFirstItems && pair_at(sm, kShortRound + 1) < kPairs ? kShortRound + 2 : kShortRound + 1;
+}
+
+// What a warp sees of its place, and of the step.
+struct Place {
+  const Params& p;
+  Shared& s;
+  int sm, warp, lane;
+  // Words of the step's x have this epoch, those of layer l this + l + 1. No other launch has them.
+  uint32_t epoch;
+  uint32_t* counters;  // [kCounters][kCounterStride]
+
+  __device__ Place(const Params& params, Shared& shared)
+      : p(params),
+        s(shared),
+        sm(static_cast<int>(blockIdx.x)),
+        warp(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarp, 0)),
+        lane(static_cast<int>(threadIdx.x) % kWarp) {
+    const uint32_t launches = *params.launches;
+    epoch = launches * (static_cast<uint32_t>(params.num_layers) + 1) + 1;
+    counters = params.counters + launches % 2 * (kCounters * kCounterStride);
+  }
+  // Of the token; of its keys.
+  __device__ int position() const { return s.position; }
+  __device__ int splits() const { return max(s.position, 0) / kSplitKeys + 1; }
+  __device__ int items() const { return kKvHeads * splits(); }
+};
+
+// An item: the keys from `first_key` on, a head's.
+struct Item {
+  int index, kv_head, first_key;
+
+  __device__ explicit Item(int index_)
+      : index(index_), kv_head(index_ % kKvHeads), first_key(index_ / kKvHeads * kSplitKeys) {}
+};
+
+// The row of a key in a layer's caches.
+__device__ inline int cache_row(const Place& at, int kv_head, int key) {
+  const int block = key / at.p.block_size;
+  return (__ldg(at.p.block_table + block) * kKvHeads + kv_head) * at.p.block_size + key - block * at.p.block_size;
+}
+
+}  // namespace eadem::kernels::cuda::decoder

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Decode steps of one sequence by the persistent kernel, on Hopper: its tokens, their probabilities and the logits have
+// the bits of separate kernels, wherever splits of attention and blocks of the cache end. The model has two layers of
+// the shape that the kernel is compiled for, random weights and a small vocabulary.
+#include <gtest/gtest.h>
+
+#include "eadem/core/encodings/group_encoding.h"
+#include "eadem/io/files/atomic_file.h"
+#include "eadem/kernels/cuda/cuda_device.h"
+#include "tests/engine/decode_steps.h"
+
+namespace eadem::engine {
+namespace {
+
+constexpr int kVocab = 1000;
+
+class CudaDecoderLayers : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+    device_ = open_cuda_device(0);
+    if (const std::string& why = static_cast<const CudaDevice&>(*device_).hopper_refusal(); !why.empty())
+      GTEST_SKIP() << why;
+    path_ = std::filesystem::temp_directory_path() / "eadem_cuda_decoder_layers.json";
+    io::write_file_atomically(path_.string(), R"({
+      "model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "hidden_act": "silu",
+      "vocab_size": 1000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 2,
+      "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 4096,
+      "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": false})");
+    checkpoint_ = models::open_config(path_.string());
+  }
+  void TearDown() override {
+    if (!path_.empty()) std::filesystem::remove(path_);
+  }
+
+  std::unique_ptr<InferEngine> make(int64_t block_size, std::vector<std::string> disabled_fusions) {
+    EngineOptions options;
+    options.cache = PagedKVCacheConfig{.block_size = block_size, .max_batch_size = 2, .max_cache_len = 1024};
+    options.disabled_fusions = std::move(disabled_fusions);
+    modules::ModelSpec spec = models::spec_of(checkpoint_);
+    const Encoding* groups = GroupEncoding::find("int4_g128_f16");
+    spec.checkpoint_type_of = [groups](const std::string& parameter) -> std::optional<WeightType> {
+      if (parameter.find("proj") == std::string::npos) return WeightType(DType::bf16);
+      return WeightType(DType::f32, groups);
+    };
+    spec.checkpoint_type = WeightType(DType::f32, groups);
+    spec.checkpoint_source = "the test";
+    auto engine = std::make_unique<InferEngine>(checkpoint_.model, device_, options, spec);
+    engine->load_random(1, 0.02);
+    return engine;
+  }
+
+  std::shared_ptr<Device> device_;
+  std::filesystem::path path_;
+  models::Checkpoint checkpoint_;
+};
+
+TEST_F(CudaDecoderLayers, HaveTheBitsOfSeparateKernels) {
+  constexpr int kSteps = 24;
+  // From a second token on, and over the ends of one split and of two.
+  const std::vector<int64_t> lengths = {1, 20, 245, 500, 900};
+  const auto expected_of = make(16, {"decoder_layer"});
+  for (const int64_t block_size : {16, 48, 64}) {
+    const auto engine = make(block_size, {});
+    for (const int64_t length : lengths) {
+      const std::vector<std::vector<int32_t>> prompts = {tokens_of(length, kVocab, static_cast<int32_t>(length))};
+      const Decoded expected = decode_greedily(*expected_of, prompts, kSteps, 0);
+      for (const int ahead : {0, InferEngine::kMostSubmitted - 1})
+        expect_same(expected, decode_greedily(*engine, prompts, kSteps, ahead),
+                    fmt::format("{} tokens, blocks of {}, {} ahead", length, block_size, ahead));
+    }
+  }
+}
+
+// A sequence is computed by the kernel when it is alone, and by others beside a second one.
+TEST_F(CudaDecoderLayers, BatchMatesDoNotChangeBits) {
+  constexpr int kSteps = 8;
+  const auto engine = make(16, {});
+  const std::vector<std::vector<int32_t>> two = {tokens_of(250, kVocab, 1), tokens_of(30, kVocab, 2)};
+  const Decoded together = decode_greedily(*engine, two, kSteps, 0);
+  for (size_t s = 0; s < two.size(); ++s) {
+    const Decoded alone = decode_greedily(*engine, {two[s]}, kSteps, 0);
+    for (size_t step = 0; step < together.tokens.size(); ++step) {
+      EXPECT_EQ(alone.tokens[step][0], together.tokens[step][s]) << "sequence " << s << ", step " << step;
+      expect_same_bits({alone.logprobs[step]}, {together.logprobs[2 * step + s]},
+                       fmt::format("sequence {}, step {}", s, step));
+    }
+  }
+}
+
+TEST_F(CudaDecoderLayers, AreOneLaunch) {
+  const auto engine = make(16, {});
+  decode_greedily(*engine, {tokens_of(30, kVocab, 1)}, 2, 0);
+  int launches = 0;
+  for (const auto& entry : engine->programs().programs()) {
+    const pipeline::Program& program = *entry->program;
+    if (!program.is_recorded()) continue;
+    for (size_t n = 0; n < program.graph().nodes().size(); ++n)
+      if (program.graph().nodes()[n].op->name() == "decoder_layers") {
+        EXPECT_EQ(program.choices()[n].kernel->name, "cuda_persistent");
+        ++launches;
+      }
+  }
+  EXPECT_EQ(launches, 1);
+}
+
+}  // namespace
+}  // namespace eadem::engine
