@@ -27,6 +27,7 @@ constexpr int64_t kMostTokens = int64_t{1} << 24;
 // One op of the program, as it is shown.
 struct StepText {
   int layer;
+  int first_layer;  // of several layers in one op the first, else -1; `layer` is the last
   std::string scope;
   std::string op;      // "linear"
   std::string kernel;  // "" when no kernel accepts, "view" when nothing runs
@@ -35,13 +36,25 @@ struct StepText {
   const Decision* decision = nullptr;
 };
 
+// Ports of more types than this are shown by type: those of an op of whole layers.
+constexpr size_t kMostPortsInOrder = 16;
+
 std::string types_text(const pipeline::KernelChoice& choice) {
   const auto list = [](const std::vector<TensorType>& types) {
-    std::string text;
+    std::vector<std::pair<std::string, int>> texts;
     for (const TensorType& type : types) {
       if (type.rank() == 0) continue;  // an optional port that nothing is connected to
-      text += (text.empty() ? "" : ", ") + to_string(type);
+      const auto same = [text = to_string(type)](const auto& other) { return other.first == text; };
+      const auto found =
+          types.size() > kMostPortsInOrder ? std::find_if(texts.begin(), texts.end(), same) : texts.end();
+      if (found == texts.end())
+        texts.emplace_back(to_string(type), 1);
+      else
+        ++found->second;
     }
+    std::string text;
+    for (const auto& [type, count] : texts)
+      text += (text.empty() ? "" : ", ") + (count > 1 ? fmt::format("{} x {}", count, type) : type);
     return text;
   };
   return list(choice.inputs) + " -> " + list(choice.outputs);
@@ -52,7 +65,8 @@ std::vector<StepText> steps_of(const Program& program, const DeviceRates& rates)
   for (size_t n = 0; n < program.graph().nodes().size(); ++n) {
     const pipeline::Node& node = program.graph().nodes()[n];
     const pipeline::KernelChoice& choice = program.choices()[n];
-    StepText step{.layer = node.layer, .scope = node.scope, .op = std::string(node.op->name())};
+    StepText step{
+        .layer = node.layer, .first_layer = node.first_layer, .scope = node.scope, .op = std::string(node.op->name())};
     if (const std::string attributes = node.op->attrs_text(); !attributes.empty()) step.op += " (" + attributes + ")";
     if (node.op->is_view()) {
       step.kernel = "view";
@@ -94,7 +108,7 @@ std::string decision_text(const Decision& decision, const std::string& indent) {
 }
 
 std::string step_text(const StepText& step) {
-  const std::string scope = without_layer(step.scope, step.layer);
+  const std::string scope = step.first_layer >= 0 ? step.scope : without_layer(step.scope, step.layer);
   if (step.kernel == "view") return fmt::format("  {:<34} {:<40} view: nothing runs\n", scope, step.op);
   std::string text = fmt::format("  {:<34} {:<40} {:<18} {:>8} flop {:>8} {:>8}\n", scope, step.op,
                                  step.kernel.empty() ? "NO KERNEL" : step.kernel, count_text(step.flops),
@@ -107,12 +121,15 @@ std::string step_text(const StepText& step) {
 std::string steps_text(const std::vector<StepText>& steps, bool all) {
   std::map<int, std::string> layers;
   for (const StepText& step : steps)
-    if (step.layer >= 0) layers[step.layer] += step_text(step);
+    if (step.layer >= 0 && step.first_layer < 0) layers[step.layer] += step_text(step);
   std::string text;
   int printed = -1;
   for (const StepText& step : steps) {
     if (step.layer < 0) {
       text += step_text(step);
+    } else if (step.first_layer >= 0) {
+      text += bold(fmt::format("layers {}–{} (one op)\n", step.first_layer, step.layer)) + step_text(step);
+      printed = step.layer;
     } else if (step.layer > printed) {
       int last = step.layer;
       while (!all && layers.contains(last + 1) && layers.at(last + 1) == layers.at(step.layer)) ++last;
@@ -250,6 +267,7 @@ JsonValue program_json(const Program& program, const std::vector<StepText>& step
   JsonValue list = JsonValue::array();
   for (const StepText& step : steps) {
     JsonValue json = JsonValue::object().set("scope", step.scope).set("layer", step.layer).set("op", step.op);
+    if (step.first_layer >= 0) json.set("first_layer", step.first_layer);
     json.set("kernel", step.kernel.empty() ? JsonValue(nullptr) : JsonValue(step.kernel)).set("types", step.types);
     json.set("flops", step.flops).set("bytes", step.bytes).set("roofline_seconds", step.roofline_seconds);
     if (step.decision != nullptr) json.set("decision", decision_json(*step.decision));

@@ -73,6 +73,30 @@ ops::Cost FusedOp::parts_cost(std::span<const TensorType> in, const SymbolValues
   return total;
 }
 
+double FusedOp::saved_bytes(std::span<const TensorType> in, const SymbolValues& symbols) const {
+  std::vector<int> times_moved(num_values_, 0);
+  std::vector<bool> is_state(num_values_, false);
+  const Types values = walk(in, [&](size_t n, const Types& types) {
+    const PatternNode& node = fusion_.nodes[n];
+    const std::vector<ops::Port> ports = part(n).inputs();
+    for (size_t i = 0; i < node.inputs.size(); ++i)
+      if (node.inputs[i] >= 0 && ports[i].role == ops::Port::Role::state)
+        is_state[static_cast<size_t>(node.inputs[i])] = true;
+    if (!part(n).is_view())
+      for (const std::vector<int>& ids : {node.inputs, node.outputs})
+        for (int id : ids)
+          if (id >= 0) ++times_moved[static_cast<size_t>(id)];
+    return part(n).infer_types(types);
+  });
+  for (const std::vector<int>& ids : {fusion_.inputs, fusion_.outputs})
+    for (int id : ids) --times_moved[static_cast<size_t>(id)];
+  double bytes = 0;
+  for (size_t v = 0; v < num_values_; ++v)
+    if (!is_state[v] && times_moved[v] > 0)
+      bytes += times_moved[v] * static_cast<double>(values[v].size_bytes(symbols));
+  return bytes;
+}
+
 ops::Cost FusedOp::cost(ops::Pass pass, std::span<const TensorType> in, std::span<const TensorType> out,
                         const SymbolValues& symbols) const {
   return {parts_cost(in, symbols).flops, ops::traffic_bytes(*this, pass, in, out, symbols)};

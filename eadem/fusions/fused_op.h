@@ -28,6 +28,10 @@ class FusedOp : public ops::Op {
   const ops::Op& part(size_t node) const { return *parts_[node]; }
   // The cost of the parts in the inference pass as separate ops: the values between them count as traffic.
   ops::Cost parts_cost(std::span<const TensorType> inputs, const SymbolValues& symbols) const;
+  // Bytes that the parts as separate ops move and the fused op does not: of the values between them, and of inputs that
+  // more than one of them reads. States are left out: parts count the rows of a state that they use, which the fused op
+  // uses too.
+  double saved_bytes(std::span<const TensorType> inputs, const SymbolValues& symbols) const;
 
  private:
   using Types = std::vector<TensorType>;

@@ -56,6 +56,8 @@ struct DecoderLayerAttrs {
   LinearAttrs qkv, o, down;
   RopeAppendAttentionAttrs attention;
   LinearGatedActivationAttrs gated;
+
+  bool operator==(const DecoderLayerAttrs&) const = default;
 };
 
 }  // namespace eadem::kernels

@@ -50,6 +50,8 @@ struct LinearGatedActivationAttrs {
   DType out_dtype = DType::f32;
   MatmulInput matmul_input = MatmulInput::int8;  // how far x may be rounded
   const Encoding* round_to = nullptr;            // linear_gated_activation_quantize: of y
+
+  bool operator==(const LinearGatedActivationAttrs&) const = default;
 };
 
 struct GatedQuantizeAttrs {

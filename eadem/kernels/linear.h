@@ -21,6 +21,8 @@ struct LinearAttrs {
   bool has_bias = false;
   DType out_dtype = DType::f32;
   MatmulInput matmul_input = MatmulInput::int8;  // how far x, and in the backward pass dy, may be rounded
+
+  bool operator==(const LinearAttrs&) const = default;
 };
 
 }  // namespace eadem::kernels

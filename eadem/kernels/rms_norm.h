@@ -15,6 +15,8 @@ namespace eadem::kernels {
 
 struct RmsNormAttrs {
   float eps = 1e-5f;
+
+  bool operator==(const RmsNormAttrs&) const = default;
 };
 
 }  // namespace eadem::kernels

@@ -55,8 +55,9 @@ struct Node {
   std::vector<ValueId> outputs;  // likewise; kNoValue where nobody wants the output
   // Backward nodes: the ports of the forward node that they belong to, without its extra tensors.
   std::vector<ValueId> forward_inputs, forward_outputs;
-  std::string scope;  // "layers.0.self_attn": who added it
-  int layer = -1;     // transformer layer, or -1
+  std::string scope;     // "layers.0.self_attn": who added it
+  int layer = -1;        // transformer layer, or -1; of several layers in one node the last
+  int first_layer = -1;  // of several layers in one node the first; else -1
 };
 
 // A named value that the caller can read after a step.

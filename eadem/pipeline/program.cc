@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/pipeline/program.h"
 
+#include "eadem/pipeline/passes/join_layers.h"
 #include "eadem/pipeline/passes/loss_gradients.h"
 #include "eadem/pipeline/passes/packing_choice.h"
 #include "eadem/pipeline/passes/precision.h"
@@ -73,6 +74,9 @@ void Program::cover_graph() {
   FusionOptions fusion_options{training, environment_.disabled_fusions};
   if (environment_.op_by_op) fusion_options.disabled.emplace_back("all");
   fusion_decisions_ = fuse(graph_, device, environment_.bounds, fusion_options);
+  if (!training && !environment_.op_by_op)
+    for (FusionDecision& decision : join_layers(graph_, device, environment_.bounds, environment_.disabled_fusions))
+      fusion_decisions_.push_back(std::move(decision));
   if (training) {
     std::vector<std::string> deferred;
     for (const SharedParameter& shared : shared_)

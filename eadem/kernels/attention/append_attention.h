@@ -23,6 +23,8 @@ struct RopeAppendAttentionAttrs {
   RopeAttrs rope;
   AttentionAttrs attention;
   const Encoding* round_to = nullptr;
+
+  bool operator==(const RopeAppendAttentionAttrs&) const = default;
 };
 
 }  // namespace eadem::kernels

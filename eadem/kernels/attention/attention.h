@@ -68,6 +68,7 @@ struct AttentionAttrs {
   int64_t chunk = 0;                              // of positions that see each other; 0: no chunks. Not beside a window
   MatmulInput backward_input = MatmulInput::f32;  // how far the backward pass may round what it multiplies
 
+  bool operator==(const AttentionAttrs&) const = default;
   int64_t first_key(int64_t position) const { return first_seen_key(window, chunk, position); }
   int64_t values() const { return value_dim == 0 ? head_dim : value_dim; }
 };

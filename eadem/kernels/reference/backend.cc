@@ -90,11 +90,28 @@ PlanPtr prepare(const KernelRequest& request, Context& context) {
   return std::make_unique<const ReferencePlan>(request);
 }
 
+// The ports of an op are widened all at once. Of decoder_layers that may be the weights of a whole model.
+constexpr int64_t kMostWidenedBytes = int64_t{1} << 30;
+
+Verdict can_handle_layers(const KernelRequest& request) {
+  int64_t bytes = 0;
+  for (const TensorType& type : request.inputs)
+    bytes += static_cast<int64_t>(sizeof(double)) * type.bind(request.bounds).num_elements();
+  if (bytes > kMostWidenedBytes)
+    return Verdict::no(fmt::format("inputs take {} bytes in double; at most {}", bytes, kMostWidenedBytes));
+  return can_handle(request);
+}
+
 constexpr Kernel kForward{.name = "reference", .pass = Pass::forward, .can_handle = can_handle, .prepare = prepare};
 constexpr Kernel kBackward{.name = "reference", .pass = Pass::backward, .can_handle = can_handle, .prepare = prepare};
 constexpr Kernel kInference{.name = "reference", .pass = Pass::inference, .can_handle = can_handle, .prepare = prepare};
 
-KernelList kernels_of(std::string_view) { return {&kForward, &kBackward, &kInference}; }
+constexpr Kernel kLayers{
+    .name = "reference", .pass = Pass::inference, .can_handle = can_handle_layers, .prepare = prepare};
+
+KernelList kernels_of(std::string_view op) {
+  return op == "decoder_layers" ? KernelList{&kLayers} : KernelList{&kForward, &kBackward, &kInference};
+}
 
 std::vector<std::string> list() { return {}; }  // nobody should be offered it
 

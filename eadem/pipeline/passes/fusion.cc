@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "eadem/fusions/decoder_layers.h"
 #include "eadem/fusions/fusion.h"
 #include "eadem/pipeline/passes/kernel_cover.h"
 #include "eadem/pipeline/passes/type_inference.h"
@@ -210,6 +211,8 @@ void check_names(const std::vector<std::string>& disabled) {
       known = known || fusion->name == name;
       names += ", " + std::string(fusion->name);
     }
+    known = known || name == fusions::kDecoderLayers;  // joined by another pass
+    names += ", " + std::string(fusions::kDecoderLayers);
     if (!known) throw InvalidArgument("no fusion is called '{}'; there are: {}", name, names);
   }
 }
