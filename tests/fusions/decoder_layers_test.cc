@@ -41,6 +41,7 @@ struct ModelShape {
   bool parallel = false;     // attention and MLP read one norm
   bool narrow_key = false;   // the product of keys rounds its input no further than to bf16
   bool other_table = false;  // rotates by another table
+  bool is_plain = false;     // its weights have no encoding
   float eps = 1e-5f;
   // The value of that name is an output of the graph: "q", "k", "mixed", "sum", "mlp_in", "y".
   std::string taken;
@@ -75,8 +76,9 @@ class Model {
   ValueId linear(const char* name, ValueId x, int64_t in, int64_t out, bool bias,
                  MatmulInput input = MatmulInput::int8) {
     const Graph::Scope scope(graph, name);
+    const Encoding* encoding = in_odd_layer_ && shape_.is_plain ? nullptr : shape_.encoding;
     const ValueId weight =
-        graph.add_parameter(graph.scoped_name("weight"), TensorType(DType::f32, {out, in}, shape_.encoding));
+        graph.add_parameter(graph.scoped_name("weight"), TensorType(DType::f32, {out, in}, encoding));
     const ValueId b = bias ? graph.add_parameter(graph.scoped_name("bias"), TensorType(DType::f32, {out})) : kNoValue;
     return graph.add1(std::make_shared<ops::Linear>(kernels::LinearAttrs{bias, shape_.out_dtype, input}),
                       {x, weight, b});
@@ -145,7 +147,7 @@ class Model {
 
   ValueId add_layer(int layer, ValueId x) {
     const Graph::Scope scope(graph, fmt::format("layers.{}", layer), layer);
-    const bool odd = is_odd(layer);
+    const bool odd = in_odd_layer_ = is_odd(layer);
     const float eps = odd ? shape_.eps : 1e-5f;
     const ValueId normed = norm("input_norm", x, shape_.hidden, eps);
     ValueId attended = attention(layer, normed);
@@ -159,6 +161,7 @@ class Model {
   }
 
   ModelShape shape_;
+  bool in_odd_layer_ = false;
 };
 
 SymbolValues one_token() {
@@ -320,6 +323,19 @@ TEST(JoinLayers, ALayerWithOtherAttributesIsNotJoined) {
     ASSERT_EQ(ops_of(graph), (Names{"decoder_layer", "decoder_layer", "decoder_layers"}));
     EXPECT_EQ(graph.nodes()[2].scope, "layers.2 - layers.3");
   }
+}
+
+// A file may keep some of its layers in more bits.
+TEST(JoinLayers, LayersWithWeightsOfOtherTypesAreJoined) {
+  Graph graph = Model({.layers = 3,
+                       .hidden = 32,
+                       .ffn = 64,
+                       .encoding = GroupEncoding::find("int4_g32_f16"),
+                       .odd_layer = 1,
+                       .is_plain = true})
+                    .graph;
+  join(graph);
+  EXPECT_EQ(ops_of(graph), Names{"decoder_layers"});
 }
 
 TEST(JoinLayers, ALayerOfOtherOpsIsNotJoined) {
