@@ -36,17 +36,17 @@ struct StepText {
   const Decision* decision = nullptr;
 };
 
-// Ports of more types than this are shown by type: those of an op of whole layers.
+// Ports of an op with more inputs are shown by type: those of whole layers.
 constexpr size_t kMostPortsInOrder = 16;
 
 std::string types_text(const pipeline::KernelChoice& choice) {
-  const auto list = [](const std::vector<TensorType>& types) {
+  const bool by_type = choice.inputs.size() > kMostPortsInOrder;
+  const auto list = [&](const std::vector<TensorType>& types) {
     std::vector<std::pair<std::string, int>> texts;
     for (const TensorType& type : types) {
       if (type.rank() == 0) continue;  // an optional port that nothing is connected to
       const auto same = [text = to_string(type)](const auto& other) { return other.first == text; };
-      const auto found =
-          types.size() > kMostPortsInOrder ? std::find_if(texts.begin(), texts.end(), same) : texts.end();
+      const auto found = by_type ? std::find_if(texts.begin(), texts.end(), same) : texts.end();
       if (found == texts.end())
         texts.emplace_back(to_string(type), 1);
       else
@@ -95,6 +95,16 @@ std::string without_layer(std::string text, int layer) {
       continue;
     }
     text.replace(at, number.size(), "layers.N");
+  }
+  return text;
+}
+
+// Returns `text` with the numbers of all layers replaced, so that what is said of each layer is one text.
+std::string without_layers(std::string text) {
+  for (size_t at = text.find("layers."); at != std::string::npos; at = text.find("layers.", at + 7)) {
+    size_t end = at + 7;
+    while (end < text.size() && text[end] >= '0' && text[end] <= '9') ++end;
+    text.replace(at, end - at, "layers.N");
   }
   return text;
 }
@@ -205,13 +215,7 @@ std::string factories_text(const std::vector<Decision>& decisions, bool all) {
   // Decisions of different layers that differ in the layer alone are shown once.
   std::vector<std::pair<std::string, int>> folded;
   for (const Decision& decision : decisions) {
-    std::string text = to_string(decision);
-    if (!all)
-      for (size_t at = text.find("layers."); at != std::string::npos; at = text.find("layers.", at + 7)) {
-        size_t end = at + 7;
-        while (end < text.size() && text[end] >= '0' && text[end] <= '9') ++end;
-        text.replace(at, end - at, "layers.N");
-      }
+    const std::string text = all ? to_string(decision) : without_layers(to_string(decision));
     // Continuation lines are indented by the subject's length, which a folded number may change.
     std::string unindented;
     for (size_t i = 0; i < text.size(); ++i)
@@ -243,14 +247,9 @@ std::string factories_text(const std::vector<Decision>& decisions, bool all) {
 std::string fusions_text(const std::vector<pipeline::FusionDecision>& decisions, bool all) {
   std::vector<std::pair<std::string, int>> folded;
   for (const pipeline::FusionDecision& decision : decisions) {
-    std::string scope = decision.scope;
-    if (!all)
-      if (const size_t at = scope.find("layers."); at != std::string::npos) {
-        size_t end = at + 7;
-        while (end < scope.size() && scope[end] >= '0' && scope[end] <= '9') ++end;
-        scope.replace(at, end - at, "layers.N");
-      }
-    const std::string text = fmt::format("  {:<26} {:<34} {}", decision.fusion, scope,
+    const bool is_of_several = decision.scope.find("layers.") != decision.scope.rfind("layers.");
+    const std::string text = fmt::format("  {:<26} {:<34} {}", decision.fusion,
+                                         all || is_of_several ? decision.scope : without_layers(decision.scope),
                                          decision.applied ? "applied" : "not applied: " + decision.reason);
     const auto found = std::find_if(folded.begin(), folded.end(), [&](const auto& e) { return e.first == text; });
     if (found == folded.end())

@@ -27,6 +27,27 @@ class Explain(ProgramTest):
         off = json.loads(self.done("explain", GOLDEN / "llama", "--json", "--disable-fusion", "all").out)
         self.assertFalse(any(fusion["applied"] for fusion in off["decode"]["fusions"]))
 
+    def test_explain_shows_layers_in_one_op(self):
+        llama = GOLDEN / "llama"
+        layers = json.loads((llama / "config.json").read_text())["num_hidden_layers"]
+        text = self.done("explain", llama, "--device", "reference", "--decode").out
+        self.assertIn(f"layers 0–{layers - 1} (one op)\n", text)
+        self.assertRegex(text, rf"model\.layers\.0 - model\.layers\.{layers - 1} +decoder_layers \(layers={layers} ")
+        self.assertRegex(text, rf", {2 * layers} x f32 \[64\], ")  # ports by type: two norms in a layer
+        self.assertRegex(text, rf"decoder_layer +model\.layers\.N +applied  \({layers}x\)\n")
+        self.assertRegex(text, rf"decoder_layers +model\.layers\.0 - model\.layers\.{layers - 1} +applied\n")
+
+        def decode(*arguments):
+            return json.loads(self.done("explain", llama, "--device", "reference", "--json", *arguments).out)["decode"]
+        joined = next(step for step in decode()["steps"] if step["op"].startswith("decoder_layers"))
+        self.assertEqual((joined["first_layer"], joined["layer"]), (0, layers - 1))
+        apart = decode("--disable-fusion", "decoder_layers")
+        alone = [step for step in apart["steps"] if step["op"].startswith("decoder_layer ")]
+        self.assertEqual([step["layer"] for step in alone], list(range(layers)))
+        self.assertEqual(sum(step["flops"] for step in alone), joined["flops"])
+        self.assertGreater(sum(step["bytes"] for step in alone), joined["bytes"])
+        self.assertIn("switched off", {fusion["reason"] for fusion in apart["fusions"]})
+
     def test_explain_shows_what_each_rank_would_hold(self):
         olmoe = GOLDEN / "olmoe"
         whole = json.loads(self.done("explain", olmoe, "--threads", "1", "--json").out)

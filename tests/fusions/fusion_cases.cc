@@ -5,6 +5,7 @@
 
 #include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/fusions/add_rms_norm.h"
+#include "eadem/fusions/decoder_layers.h"
 #include "eadem/fusions/gated_activation_quantize.h"
 #include "eadem/fusions/gated_quantize.h"
 #include "eadem/fusions/linear_add.h"
@@ -276,6 +277,46 @@ void rope_append_attention(std::vector<FusionCase>& cases) {
       }
 }
 
+void decoder_layer(std::vector<FusionCase>& cases) {
+  constexpr int64_t kSequences = 3, kHidden = 24, kHeads = 4, kKvHeads = 2, kHeadDim = 8, kFfn = 40;
+  for (const int64_t tokens : {0, 1, 9})
+    for (const DType weight : {kF32, kBf16})
+      for (const DType cache_dtype : {kF32, kBf16}) {
+        const kernels::DecoderLayerAttrs attrs{.norm = {1e-5f},
+                                               .mlp_norm = {1e-6f},
+                                               .attention = {.rope = {RopeStyle::rotate_half, kHeadDim},
+                                                             .attention = {.heads = kHeads,
+                                                                           .kv_heads = kKvHeads,
+                                                                           .head_dim = kHeadDim,
+                                                                           .scale = 0.3f,
+                                                                           .source = kernels::KvSource::cached}},
+                                               .gated = {ActivationKind::gelu_tanh, kF32}};
+        const auto linear = std::make_shared<ops::Linear>(attrs.qkv);
+        const auto reshape = [](std::vector<int64_t> trailing) {
+          return std::make_shared<ops::Reshape>(std::move(trailing));
+        };
+        const auto add = std::make_shared<ops::Add>();
+        const auto matrix = [&](int64_t out, int64_t in) { return TensorType(weight, {out, in}); };
+        const TensorType norm(kF32, {kHidden}), cache(cache_dtype, {9, kKvHeads, 4, kHeadDim});
+        cases.push_back({fmt::format("decoder_layer {} tokens {} weights {} cache", tokens, dtype_name(weight),
+                                     dtype_name(cache_dtype)),
+                         &fusions::decoder_layer(),
+                         std::make_shared<fusions::DecoderLayer>(attrs),
+                         {std::make_shared<ops::RmsNorm>(attrs.norm), linear, reshape({kHeads, kHeadDim}), linear,
+                          reshape({kKvHeads, kHeadDim}), linear, reshape({kKvHeads, kHeadDim}),
+                          std::make_shared<fusions::RopeAppendAttention>(attrs.attention), reshape({kHeads * kHeadDim}),
+                          linear, add, std::make_shared<ops::RmsNorm>(attrs.mlp_norm),
+                          std::make_shared<fusions::LinearGatedActivation>(attrs.gated), linear, add},
+                         {TensorType(kF32, {Symbol::tokens, kHidden}), TensorType(kF32, {Symbol::tokens, kHeadDim}),
+                          TensorType(DType::i64, {Symbol::tokens}), TensorType(DType::i32, {kSequences + 1}),
+                          TensorType(DType::i32, {kSequences}), TensorType(DType::i32, {kSequences, 3}), norm,
+                          matrix(kHeads * kHeadDim, kHidden), matrix(kKvHeads * kHeadDim, kHidden),
+                          matrix(kKvHeads * kHeadDim, kHidden), cache, cache, matrix(kHidden, kHeads * kHeadDim), norm,
+                          matrix(kFfn, kHidden), matrix(kFfn, kHidden), matrix(kHidden, kFfn)},
+                         tokens_of(tokens)});
+      }
+}
+
 void linear_cross_entropy(std::vector<FusionCase>& cases) {
   // 500 rows are more than any chunk of logits.
   for (const LinearShape& s : {LinearShape{0, 8, 8}, {1, 1, 1}, {1, 16, 33}, {7, 17, 65}, {50, 24, 300}, {500, 8, 20}})
@@ -343,6 +384,7 @@ std::vector<FusionCase> fusion_cases() {
   linear_qkv(cases);
   rope_kv_append(cases);
   rope_append_attention(cases);
+  decoder_layer(cases);
   linear_cross_entropy(cases);
   gated_quantize(cases);
   return cases;

@@ -339,6 +339,45 @@ std::vector<Tensor> sample_inputs(std::span<const Shape> shapes, Random& random)
   return inputs;
 }
 
+// Rows of cosines, then the sines of the same angles.
+Tensor rotations(DType dtype, const Shape& shape, Random& random) {
+  const int64_t half = shape[1] / 2;
+  std::vector<double> angles(static_cast<size_t>(shape[0] * half));
+  for (double& angle : angles) angle = random.between(-3.2, 3.2);
+  return filled(dtype, shape, [&](int64_t i) {
+    const int64_t row = i / shape[1], column = i % shape[1];
+    const double angle = angles[static_cast<size_t>(row * half + column % half)];
+    return column < half ? std::cos(angle) : std::sin(angle);
+  });
+}
+
+// rope_append_attention, decoder_layer and decoder_layers: sequences and slots that belong together, weights of
+// products with a row's norm of 1, so that values keep their size from layer to layer, and numbers for the others.
+std::vector<Tensor> appending_inputs(const ops::Op& op, std::span<const Shape> shapes,
+                                     std::span<const TensorType> types, Random& random) {
+  const std::vector<ops::Port> ports = op.inputs();
+  const auto index_of = [&](std::string_view name) {
+    const auto found = std::find_if(ports.begin(), ports.end(), [&](const ops::Port& p) { return p.name == name; });
+    return static_cast<size_t>(found - ports.begin());
+  };
+  const size_t sequences = index_of("query_start"), table = index_of("table"), slots = index_of("slots");
+  const auto cache = std::find_if(ports.begin(), ports.end(),
+                                  [](const ops::Port& port) { return port.role == ops::Port::Role::state; });
+  const Shape& blocks = shapes[static_cast<size_t>(cache - ports.begin())];
+  std::vector<Tensor> inputs(ports.size());
+  fill_sequences(inputs, sequences, shapes, true, shapes[0][0], blocks[2], blocks[0], random);
+  inputs[slots] = slots_of(inputs, sequences, shapes[slots], blocks[2], random);
+  inputs[table] = rotations(types[table].dtype, shapes[table], random);
+  for (size_t i = 0; i < ports.size(); ++i) {
+    if (inputs[i].defined()) continue;
+    const bool is_parameter = ports[i].role == ops::Port::Role::parameter;
+    const double width = static_cast<double>(shapes[i].back());
+    const double most = is_parameter && shapes[i].rank() == 2 ? std::sqrt(3 / width) : 2;
+    inputs[i] = uniform(types[i].dtype, shapes[i], random, -most, most);
+  }
+  return inputs;
+}
+
 // The value of AdamW's hyper at `index`, of the tenth step of a usual recipe.
 double hyper_value(int64_t index) {
   const double beta1 = 0.9, beta2 = 0.95, steps = 10;
@@ -357,16 +396,7 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
     return filled(dtype, shape, [&](int64_t i) {
       return std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(shape[0]));
     });
-  if (op == "rope" && port == "table") {
-    const int64_t half = shape[1] / 2;
-    std::vector<double> angles(static_cast<size_t>(shape[0] * half));
-    for (double& angle : angles) angle = random.between(-3.2, 3.2);
-    return filled(dtype, shape, [&](int64_t i) {
-      const int64_t row = i / shape[1], column = i % shape[1];
-      const double angle = angles[static_cast<size_t>(row * half + column % half)];
-      return column < half ? std::cos(angle) : std::sin(angle);
-    });
-  }
+  if (op == "rope" && port == "table") return rotations(dtype, shape, random);
   if (op == "cross_entropy" && port == "logits") return uniform(dtype, shape, random, -6, 6);
   if (op == "cross_entropy" && port == "labels")
     return filled(dtype, shape, [&](int64_t i) {
@@ -523,6 +553,8 @@ std::vector<Tensor> plain_inputs(const ops::Op& op, std::span<const TensorType> 
   if (op.name() == "pool_keys") return pool_keys_inputs(op, shapes, types, random);
   if (op.name() == "pooled_attention") return pooled_attention_inputs(op, shapes, types, random);
   if (op.name() == "sample") return sample_inputs(shapes, random);
+  if (op.name() == "rope_append_attention" || op.name() == "decoder_layer" || op.name() == "decoder_layers")
+    return appending_inputs(op, shapes, types, random);
   const std::vector<ops::Port> ports = op.inputs();
   EADEM_CHECK(ports.size() == types.size(), "{}: {} types for {} ports", op.name(), types.size(), ports.size());
   std::vector<Tensor> inputs;

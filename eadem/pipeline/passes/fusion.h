@@ -9,10 +9,10 @@
 
 namespace eadem::pipeline {
 
-// The outcome of one match of a fusion's pattern, for `explain`.
+// The outcome of one match of a fusion's pattern, or of joining layers (join_layers.h), for `explain`.
 struct FusionDecision {
   std::string fusion;
-  std::string scope;  // scope of the last matched node
+  std::string scope;  // of the last matched node; of joined layers the first and the last: "layers.0 - layers.31"
   bool applied = false;
   std::string reason;                         // refusals only: switched off, attributes, or the kernels' refusals
   std::vector<std::string> kept_inside = {};  // applied ones: the values that the fused op does not write
