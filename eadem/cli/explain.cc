@@ -248,9 +248,9 @@ std::string fusions_text(const std::vector<pipeline::FusionDecision>& decisions,
   std::vector<std::pair<std::string, int>> folded;
   for (const pipeline::FusionDecision& decision : decisions) {
     const bool is_of_several = decision.scope.find("layers.") != decision.scope.rfind("layers.");
-    const std::string text = fmt::format("  {:<26} {:<34} {}", decision.fusion,
-                                         all || is_of_several ? decision.scope : without_layers(decision.scope),
-                                         decision.applied ? "applied" : "not applied: " + decision.reason);
+    const auto folded_text = [&](const std::string& of) { return all || is_of_several ? of : without_layers(of); };
+    const std::string text = fmt::format("  {:<26} {:<34} {}", decision.fusion, folded_text(decision.scope),
+                                         decision.applied ? "applied" : "not applied: " + folded_text(decision.reason));
     const auto found = std::find_if(folded.begin(), folded.end(), [&](const auto& e) { return e.first == text; });
     if (found == folded.end())
       folded.emplace_back(text, 1);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kVocab = 1000;
 
-class CudaDecoderLayers : public testing::Test {
+class CudaDecoderLayers : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
@@ -39,7 +39,7 @@ class CudaDecoderLayers : public testing::Test {
     options.cache = PagedKVCacheConfig{.block_size = block_size, .max_batch_size = 2, .max_cache_len = 1024};
     options.disabled_fusions = std::move(disabled_fusions);
     modules::ModelSpec spec = models::spec_of(checkpoint_);
-    const Encoding* groups = GroupEncoding::find("int4_g128_f16");
+    const Encoding* groups = GroupEncoding::find(GetParam());
     spec.checkpoint_type_of = [groups](const std::string& parameter) -> std::optional<WeightType> {
       if (parameter.find("proj") == std::string::npos) return WeightType(DType::bf16);
       return WeightType(DType::f32, groups);
@@ -56,10 +56,10 @@ class CudaDecoderLayers : public testing::Test {
   models::Checkpoint checkpoint_;
 };
 
-TEST_F(CudaDecoderLayers, HaveTheBitsOfSeparateKernels) {
-  constexpr int kSteps = 24;
-  // From a second token on, and over the ends of one split and of two.
-  const std::vector<int64_t> lengths = {1, 20, 245, 500, 900};
+TEST_P(CudaDecoderLayers, HaveTheBitsOfSeparateKernels) {
+  constexpr int kSteps = 40;
+  // From the second token on, and over the ends of one split and of two.
+  const int64_t lengths[] = {1, 20, 245, 500, 900};
   const auto expected_of = make(16, {"decoder_layer"});
   for (const int64_t block_size : {16, 48, 64}) {
     const auto engine = make(block_size, {});
@@ -74,7 +74,7 @@ TEST_F(CudaDecoderLayers, HaveTheBitsOfSeparateKernels) {
 }
 
 // A sequence is computed by the kernel when it is alone, and by others beside a second one.
-TEST_F(CudaDecoderLayers, BatchMatesDoNotChangeBits) {
+TEST_P(CudaDecoderLayers, BatchMatesDoNotChangeBits) {
   constexpr int kSteps = 8;
   const auto engine = make(16, {});
   const std::vector<std::vector<int32_t>> two = {tokens_of(250, kVocab, 1), tokens_of(30, kVocab, 2)};
@@ -89,13 +89,17 @@ TEST_F(CudaDecoderLayers, BatchMatesDoNotChangeBits) {
   }
 }
 
-TEST_F(CudaDecoderLayers, AreOneLaunch) {
+TEST_P(CudaDecoderLayers, AreOneLaunch) {
   const auto engine = make(16, {});
   decode_greedily(*engine, {tokens_of(30, kVocab, 1)}, 2, 0);
   int launches = 0;
   for (const auto& entry : engine->programs().programs()) {
     const pipeline::Program& program = *entry->program;
     if (!program.is_recorded()) continue;
+    for (const pipeline::FusionDecision& decision : program.fusion_decisions())
+      if (decision.fusion.starts_with("decoder_layer")) {
+        EXPECT_TRUE(decision.applied) << decision.reason;
+      }
     for (size_t n = 0; n < program.graph().nodes().size(); ++n)
       if (program.graph().nodes()[n].op->name() == "decoder_layers") {
         EXPECT_EQ(program.choices()[n].kernel->name, "cuda_persistent");
@@ -104,6 +108,9 @@ TEST_F(CudaDecoderLayers, AreOneLaunch) {
   }
   EXPECT_EQ(launches, 1);
 }
+
+INSTANTIATE_TEST_SUITE_P(Weights, CudaDecoderLayers, testing::Values("int4_g128_f16", "int4_g128_bf16"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace eadem::engine

@@ -379,8 +379,8 @@ inline constexpr int64_t kAttentionMmaMaxSequences = 1024;
 
 // --- decoder/decoder_layers.cu, for Hopper: layers of a decoder for one token (kernels/decoder_layers.h).
 
-// What it is compiled for: the layers of Llama-3.1-8B, weights in FragmentBlocks of kGroupLayout, on so many
-// multiprocessors.
+// What it is compiled for: the layers of Llama-3.1-8B, weights in FragmentBlocks of kGroupLayout or the same
+// with scales in bf16, on so many multiprocessors.
 struct DecoderLayerShape {
   static constexpr int kHidden = 4096, kFfn = 14336, kHeads = 32, kKvHeads = 8, kHeadDim = 128, kMultiprocessors = 132;
 };
@@ -388,8 +388,9 @@ inline constexpr int kMostDecoderLayers = 32;
 inline constexpr int64_t kDecoderBlockMultiple = 16;  // of the tokens of a block of the cache
 
 struct DecoderLayerParams {
-  const void *norm, *q, *k, *v, *o, *mlp_norm, *gate, *up, *down;  // norms [hidden] bf16
-  void *cache_k, *cache_v;                                         // [num_blocks, kv_heads, block_size, head_dim] bf16
+  const float *norm, *mlp_norm;  // [hidden]
+  const void *q, *k, *v, *o, *gate, *up, *down;
+  void *cache_k, *cache_v;  // [num_blocks, kv_heads, block_size, head_dim] bf16
 };
 struct DecoderLayersParams {
   DecoderLayerParams layers[kMostDecoderLayers];
@@ -405,6 +406,8 @@ struct DecoderLayersParams {
   int num_layers;
   int64_t block_size, cache_rows, max_splits;  // cache_rows as above; the most splits that the token's keys have
   float eps, mlp_eps, scale;                   // of the norms, of attention
+  double bytes_per_second;                     // of the device's memory
+  FragmentLayout::Scale scale_type;            // f16 or bf16
 };
 [[nodiscard]] int64_t decoder_exchange_bytes(int64_t max_splits);
 [[nodiscard]] cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_t stream);

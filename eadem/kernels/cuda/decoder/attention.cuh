@@ -187,6 +187,8 @@ class SplitAttention {
                              uint32_t slot) const {
 #pragma unroll
     for (int part = 0; part < kProductWarps; ++part) {
+      // Also of parts that have no key: a slot is freed only after it was filled.
+      const uint32_t values = ring_.wait_rows(slot, part);
       if (part * kPartKeys > newest_) continue;
       if (part % 2 == 0)
 #pragma unroll
@@ -194,7 +196,6 @@ class SplitAttention {
       uint32_t p[4];  // two steps of 16 keys
       load_rows(p, s_.probabilities, part * kPartKeys);
       const uint32_t a[2][4] = {{p[0], 0, p[1], 0}, {p[2], 0, p[3], 0}};
-      const uint32_t values = ring_.wait_rows(slot, part);
 #pragma unroll
       for (int t = 0; t < kValueTiles; ++t) {
         uint32_t v[4];  // lane l addresses row l
@@ -232,27 +233,31 @@ class SplitAttention {
   bool is_first_;  // whether the lane's row is the head's first one
 };
 
-// By a warp of each of the first kMergeSms multiprocessors: two outputs for each lane, in the upper half again those of
-// the lower.
+// By a warp of each of the first kMergeSms multiprocessors: two outputs for each lane of the lower half. Each half has
+// every other four splits on their way at once, and the lower merges all of them in order.
 __device__ inline void merge_splits(const Place& at, int layer, uint32_t epoch) {
-  constexpr int kAtOnce = 2;
+  constexpr int kAtOnce = 4, kHalf = kWarp / 2;
   const Params& p = at.p;
-  const int output = at.sm * kMergeOutputs + at.lane % 16 * 2, head = output / kHeadDim;
+  const int output = at.sm * kMergeOutputs + at.lane % kHalf * 2, head = output / kHeadDim;
   wait_for_count(at, kCountParts + head / kGroup,
                  static_cast<uint32_t>(at.splits() * kProductWarps) * static_cast<uint32_t>(layer + 1));
   const auto pair_of_words = [](ulonglong2 words) {
     return float2{__uint_as_float(data_of(words.x)), __uint_as_float(data_of(words.y))};
   };
+  const auto of_upper = [](float2 pair) {
+    return float2{__shfl_down_sync(kAllLanes, pair.x, kHalf), __shfl_down_sync(kAllLanes, pair.y, kHalf)};
+  };
   MergedState<1> merged;
 #pragma unroll 1
-  for (int first = 0; first < at.splits(); first += kAtOnce) {
-    float2 states[kAtOnce], parts[kAtOnce][1];
+  for (int first = 0; first < at.splits(); first += 2 * kAtOnce) {
+    float2 states[kAtOnce], parts[kAtOnce];
     Spin spin;
     for (;;) {
       ulonglong2 words[kAtOnce][2];
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
-        const int64_t row = int64_t{min(first + n, at.splits() - 1)} * kHeads + head;
+        const int split = first + at.lane / kHalf * kAtOnce + n;
+        const int64_t row = int64_t{min(split, at.splits() - 1)} * kHeads + head;
         words[n][0] = load_words(p.maxima + row * 2);
         words[n][1] = load_words(p.parts + row * kHeadDim + output % kHeadDim);
       }
@@ -261,7 +266,7 @@ __device__ inline void merge_splits(const Place& at, int layer, uint32_t epoch) 
       for (int n = 0; n < kAtOnce; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) there &= epoch_of(words[n][i].x) == epoch && epoch_of(words[n][i].y) == epoch;
-        states[n] = pair_of_words(words[n][0]), parts[n][0] = pair_of_words(words[n][1]);
+        states[n] = pair_of_words(words[n][0]), parts[n] = pair_of_words(words[n][1]);
       }
       if (there) break;
       spin.turn();
@@ -269,10 +274,13 @@ __device__ inline void merge_splits(const Place& at, int layer, uint32_t epoch) 
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n)
-      if (first + n < at.splits()) merged.add(states[n], parts[n]);
+      if (first + n < at.splits()) merged.add(states[n], {parts[n]});
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n)
+      if (first + kAtOnce + n < at.splits()) merged.add(of_upper(states[n]), {of_upper(parts[n])});
   }
   const float factor = final_factor(merged.m, merged.l, nullptr, head);
-  if (at.lane < 16) put(p.attended + output / 2, merged.result(0, factor), epoch);
+  if (at.lane < kHalf) put(p.attended + output / 2, merged.result(0, factor), epoch);
   __syncwarp();
   if (at.lane == 0) count_one(at, kCountAttended + output / kColumns);
 }

@@ -77,13 +77,14 @@ struct Fragments {
   }
 };
 
-// By a warp: the terms of rows g and g + 8 of a block, in lanes 4 g.
+// By a warp: the terms of rows g and g + 8 of a block, in lanes 4 g. Scale: of a group of 128 columns.
+template <typename Scale>
 __device__ inline float2 multiply(const uint8_t* block, const Fragments& x, int lane) {
   constexpr uint32_t kLow = 0x0f0f0f0fu, kHigh = 0xf0f0f0f0u;
   uint4 w[4];
 #pragma unroll
   for (int piece = 0; piece < 4; ++piece) w[piece] = reinterpret_cast<const uint4*>(block)[piece * 32 + lane];
-  const __half* scales = reinterpret_cast<const __half*>(block + kLayout.scales) + lane / 4;  // [2 halves][16 rows]
+  const Scale* scales = reinterpret_cast<const Scale*>(block + kLayout.scales) + lane / 4;  // [2 halves][16 rows]
   // Sums begin with 8 times minus the codes of x, as often as the weights' codes are too large by 8. Codes of row g + 8
   // stay in the high bits, times 16.
   int sums[2][4];  // by half
@@ -104,7 +105,7 @@ __device__ inline float2 multiply(const uint8_t* block, const Fragments& x, int 
   const auto term = [](int half0, int half1, float factor, float by0, float by1) {
     return fmaf(static_cast<float>(half1) * factor, by1, __fmul_rn(static_cast<float>(half0) * factor, by0));
   };
-  const auto scale_of = [&](int half, int row) { return __half2float(scales[half * kTileRows + row]); };
+  const auto scale_of = [&](int half, int row) { return load(scales + half * kTileRows + row); };
   return {term(sums[0][0], sums[1][0], of_row(0), scale_of(0, 0), scale_of(1, 0)),
           term(sums[0][2], sums[1][2], of_row(1), scale_of(0, 8), scale_of(1, 8))};
 }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "eadem/kernels/cuda/kernels.h"
@@ -33,13 +34,24 @@ const TensorType& input(const KernelRequest& request, size_t layer, Ports::OfLay
   return request.inputs[Ports::input(layer, port)];
 }
 
-// Whether a layer's weights have the shape and the layout that the kernel reads.
-bool fits(const KernelRequest& request, size_t layer) {
+// The type of the scales of a weight that the kernel can read; nothing for others.
+std::optional<FragmentLayout::Scale> scale_type_of(const TensorType& weight) {
+  const FragmentBlocks* blocks = FragmentBlocks::of(weight.encoding);
+  if (blocks == nullptr) return std::nullopt;
+  FragmentLayout layout = blocks->layout();
+  const FragmentLayout::Scale type = layout.scale_type;
+  layout.scale_type = FragmentLayout::Scale::f16, layout.known = kGroupLayout;
+  FragmentLayout wanted = kKnownLayouts[kGroupLayout];
+  wanted.known = kGroupLayout;
+  if (type == FragmentLayout::Scale::f32 || layout != wanted) return std::nullopt;
+  return type;
+}
+
+// Whether a layer's weights have the shapes that the kernel is compiled for, and scales of `type`.
+bool fits(const KernelRequest& request, size_t layer, std::optional<FragmentLayout::Scale> type) {
   const auto has = [&](Ports::OfLayer port, int64_t out, int64_t in) {
     const TensorType& weight = input(request, layer, port);
-    const FragmentBlocks* blocks = FragmentBlocks::of(weight.encoding);
-    return weight.fixed(0) == out && weight.fixed(1) == in && blocks != nullptr &&
-           blocks->layout().known == kGroupLayout;
+    return weight.fixed(0) == out && weight.fixed(1) == in && type && scale_type_of(weight) == type;
   };
   constexpr int64_t kQRows = Shape::kHeads * Shape::kHeadDim, kKvRows = Shape::kKvHeads * Shape::kHeadDim;
   return has(Ports::kQWeight, kQRows, Shape::kHidden) && has(Ports::kKWeight, kKvRows, Shape::kHidden) &&
@@ -82,12 +94,12 @@ Verdict can_run_layers(const KernelRequest& request) {
   for (size_t layer = 0; layer < layers; ++layer) {
     const TensorType& cache = input(request, layer, Ports::kCacheK);
     requirements
-        .require(fits(request, layer),
-                 fmt::format("is compiled for weights of 4 bits in groups of {} without zero points, hidden {} and "
-                             "intermediate {}",
+        .require(fits(request, layer, scale_type_of(input(request, 0, Ports::kQWeight))),
+                 fmt::format("is compiled for weights of 4 bits in groups of {} with scales of one 16-bit type and no "
+                             "zero points, hidden {} and intermediate {}",
                              kIntegerGroup, Shape::kHidden, Shape::kFfn))
-        .dtype("norm", input(request, layer, Ports::kNorm), {DType::bf16})
-        .dtype("mlp_norm", input(request, layer, Ports::kMlpNorm), {DType::bf16})
+        .dtype("norm", input(request, layer, Ports::kNorm), {DType::f32})
+        .dtype("mlp_norm", input(request, layer, Ports::kMlpNorm), {DType::f32})
         .dtype("cache_k", cache, {DType::bf16})
         .require(cache.fixed(2) % kDecoderBlockMultiple == 0,
                  fmt::format("takes a cache in blocks of a multiple of {} tokens", kDecoderBlockMultiple))
@@ -100,12 +112,12 @@ Verdict can_run_layers(const KernelRequest& request) {
 // The layers of a call in the order of its ports.
 DecoderLayerParams layer_params(const KernelCall& call, size_t layer) {
   const auto data = [&](Ports::OfLayer port) { return call.inputs[Ports::input(layer, port)].data; };
-  return {.norm = data(Ports::kNorm),
+  return {.norm = static_cast<const float*>(data(Ports::kNorm)),
+          .mlp_norm = static_cast<const float*>(data(Ports::kMlpNorm)),
           .q = data(Ports::kQWeight),
           .k = data(Ports::kKWeight),
           .v = data(Ports::kVWeight),
           .o = data(Ports::kOWeight),
-          .mlp_norm = data(Ports::kMlpNorm),
           .gate = data(Ports::kGateWeight),
           .up = data(Ports::kUpWeight),
           .down = data(Ports::kDownWeight),
@@ -122,7 +134,8 @@ PlanPtr prepare_layers(const KernelRequest& request, Context& context) {
   const auto exchange = std::make_shared<Buffer>(context.device.allocate(decoder_exchange_bytes(max_splits)));
   context.device.fill_zero(exchange->data(), exchange->size_bytes());
   return make_plan([exchange, max_splits, eps = attrs.norm.eps, mlp_eps = attrs.mlp_norm.eps,
-                    scale = attrs.attention.attention.scale](const KernelCall& call) {
+                    scale = attrs.attention.attention.scale,
+                    scale_type = scale_type_of(input(request, 0, Ports::kQWeight)).value()](const KernelCall& call) {
     const TensorView& cache = call.inputs[Ports::input(0, Ports::kCacheK)];
     DecoderLayersParams params{.x = elements(call.inputs[Ports::kX]),
                                .y = elements(call.outputs[0]),
@@ -137,7 +150,9 @@ PlanPtr prepare_layers(const KernelRequest& request, Context& context) {
                                .max_splits = max_splits,
                                .eps = eps,
                                .mlp_eps = mlp_eps,
-                               .scale = scale};
+                               .scale = scale,
+                               .bytes_per_second = cuda_device(call).rates().bytes_per_second,
+                               .scale_type = scale_type};
     if (call.inputs[Ports::kX].shape[0] == 0) return;
     for (int layer = 0; layer < params.num_layers; ++layer)
       params.layers[layer] = layer_params(call, static_cast<size_t>(layer));

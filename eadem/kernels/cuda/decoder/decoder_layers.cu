@@ -10,6 +10,8 @@
 //   round warps    codes of what the product down reads, merging of splits (rows.cuh)
 //
 // Blocks give each other values through words in memory (exchange.cuh). The bits are those of the separate kernels.
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "eadem/kernels/cuda/decoder/products.cuh"
@@ -20,6 +22,8 @@ namespace eadem::kernels::cuda {
 namespace decoder {
 namespace {
 
+// Scale: of the weights' groups.
+template <typename Scale>
 __global__ void __launch_bounds__(kThreads, 1) decoder_layers(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) uint8_t memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
@@ -27,7 +31,7 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_layers(const __grid_const
   const Place at(p, s);
   if (thread == 0) {
     init_barriers(s);
-    s.window = kNarrowWindow;
+    s.window = p.narrow;
     s.position = *p.kv_length - 1;
   }
   if (thread < kHeadDim / 2) s.rope[thread] = {p.table[thread], p.table[kHeadDim / 2 + thread]};
@@ -42,8 +46,14 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_layers(const __grid_const
   } else if (at.warp >= kProductWarps) {
     SumWarps(at).run();
   } else {
-    ProductWarps(at).run();
+    ProductWarps<Scale>(at).run();
   }
+}
+
+// The parts that the memory brings to all multiprocessors in so many seconds. What is on its way for longer waits in a
+// queue, and what else is asked for waits behind it; of less the memory does not give all that it could.
+uint32_t window_of(double seconds, double bytes_per_second) {
+  return static_cast<uint32_t>(std::max(std::lround(seconds * bytes_per_second / (kSms * kPartBytes)), 1L));
 }
 
 // Gives out an exchange part by part.
@@ -82,7 +92,8 @@ int64_t decoder_exchange_bytes(int64_t splits) {
 cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_t stream) {
   using namespace decoder;
   if (params.num_layers == 0) return cudaSuccess;
-  if (params.num_layers > kMostDecoderLayers || params.block_size % kDecoderBlockMultiple != 0)
+  if (params.num_layers > kMostDecoderLayers || params.block_size % kDecoderBlockMultiple != 0 ||
+      params.scale_type == FragmentLayout::Scale::f32)
     return cudaErrorInvalidValue;
   Params p;
   p.x = static_cast<const __nv_bfloat16*>(params.x);
@@ -94,6 +105,8 @@ cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_
   p.num_layers = params.num_layers;
   p.block_size = static_cast<int>(params.block_size);
   p.box_rows = params.block_size % kPartKeys == 0 ? kPartKeys : static_cast<int>(kDecoderBlockMultiple);
+  p.narrow = window_of(1.2e-6, params.bytes_per_second);
+  p.wide = window_of(1.95e-6, params.bytes_per_second);
   p.eps = params.eps;
   p.mlp_eps = params.mlp_eps;
   p.score_factor = params.scale * kLog2E;
@@ -107,7 +120,9 @@ cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_
           error != cudaSuccess)
         return error;
   }
-  const void* kernel = reinterpret_cast<const void*>(decoder_layers);
+  const void* kernel = params.scale_type == FragmentLayout::Scale::f16
+                           ? reinterpret_cast<const void*>(decoder_layers<f16_t>)
+                           : reinterpret_cast<const void*>(decoder_layers<bf16_t>);
   constexpr int kBytes = static_cast<int>(sizeof(Shared));
   if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
       error != cudaSuccess)

@@ -63,8 +63,6 @@ inline constexpr int kDownSteps = kFfnChunks / kProductWarps;   // a step has a 
 inline constexpr int kSplitSlots = kProductWarps / kSlotParts;  // of keys, and as many of values
 static_assert(kSlotBytes % 512 == 0 && kSlotParts * kPartRowsBytes + 512 <= kSlotBytes);
 static_assert(kChunks == 2 * kProductWarps && kFfnChunks % kProductWarps == 0);
-// Parts that may be on their way at once: while others wait for small loads, and while most wait for weights.
-inline constexpr uint32_t kNarrowWindow = 3, kWideWindow = 5;
 
 struct Layer {
   DecoderLayerParams of;
@@ -80,6 +78,8 @@ struct Params {
   const int32_t* kv_length;
   const int32_t* block_table;
   int num_layers, block_size, box_rows;
+  // Parts that may be on their way at once: while others wait for small loads, and while most wait for weights.
+  uint32_t narrow, wide;
   float eps, mlp_eps, score_factor;
   // What blocks give each other (exchange.cuh). Words of x, qkv, attended and h have two values of bf16 each, those of
   // parts and maxima one of f32.

@@ -11,6 +11,8 @@
 
 namespace eadem::kernels::cuda::decoder {
 
+// Scale: of the weights' groups.
+template <typename Scale>
 class ProductWarps {
  public:
   __device__ explicit ProductWarps(const Place& at)
@@ -30,7 +32,7 @@ class ProductWarps {
         Fragments x[2];
         round_row(x, op, layer, epoch);
         // From here on most warps wait for weights.
-        if (op == kGateUp && is_first_thread()) ring_.set_window(kWideWindow);
+        if (op == kGateUp && is_first_thread()) ring_.set_window(at_.p.wide);
         multiply_tiles(op, x);
         if (op == kQkv)
           for (int item = first_item(at_.sm); item < at_.items(); item += kSms, slot_ += 2 * kSplitSlots)
@@ -61,11 +63,11 @@ class ProductWarps {
     const int warp = at_.warp, lane = at_.lane;
     const bool normed = op != kOut;
     // 1. The weights of the norm, then the row.
-    uint4 norm[2] = {};
+    float norm[2][8] = {};
     if (normed) {
       const DecoderLayerParams& of = p.layers[layer].of;
-      const auto* from = static_cast<const uint4*>(op == kQkv ? of.norm : of.mlp_norm);
-      norm[0] = __ldg(from + warp * 32 + lane), norm[1] = __ldg(from + (warp + 8) * 32 + lane);
+      const float* from = (op == kQkv ? of.norm : of.mlp_norm) + warp * kColumns + lane * 8;
+      load_vector(norm[0], from), load_vector(norm[1], from + kProductWarps * kColumns);
     }
     const uint32_t layers = static_cast<uint32_t>(layer) + 1;
     uint32_t d[2][4];
@@ -107,18 +109,12 @@ class ProductWarps {
     float v[2][8], scales[2];
     int2 half_sums[2];
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const uint32_t pairs[4] = {norm[n].x, norm[n].y, norm[n].z, norm[n].w};
+    for (int n = 0; n < 2; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float &low = v[n][2 * i], &high = v[n][2 * i + 1];
-        low = low_bf16(d[n][i]), high = high_bf16(d[n][i]);
-        if (normed) {
-          low = rounded<bf16_t>(low * scale * low_bf16(pairs[i]));
-          high = rounded<bf16_t>(high * scale * high_bf16(pairs[i]));
-        }
+      for (int i = 0; i < 8; ++i) {
+        v[n][i] = i % 2 == 0 ? low_bf16(d[n][i / 2]) : high_bf16(d[n][i / 2]);
+        if (normed) v[n][i] = rounded<bf16_t>(v[n][i] * scale * norm[n][i]);
       }
-    }
     uint8_t* codes[2] = {s.codes + warp * kColumns, s.codes + (warp + kProductWarps) * kColumns};
     round_chunks(codes, scales, half_sums, v, lane);
 #pragma unroll
@@ -140,7 +136,7 @@ class ProductWarps {
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
       const uint8_t *block0 = wait_block(slot_), *block1 = wait_block(slot_ + 1);
-      const float2 terms0 = multiply(block0, x[0], at_.lane), terms1 = multiply(block1, x[1], at_.lane);
+      const float2 terms0 = multiply<Scale>(block0, x[0], at_.lane), terms1 = multiply<Scale>(block1, x[1], at_.lane);
       store_terms(to, terms0, at_.lane), store_terms(to + kProductWarps * kTileRows, terms1, at_.lane);
       __syncwarp();
       if (at_.lane == 0) {
@@ -164,12 +160,12 @@ class ProductWarps {
       const int c = kProductWarps * step + at_.warp;
       guarded_wait(h_ready + static_cast<uint32_t>(step) * kBarrierBytes, static_cast<uint32_t>(layer) & 1);
       // The next norm comes soon. What is on its way by then should be little.
-      if (step == kNarrowStep && is_first_thread()) ring_.set_window(kNarrowWindow);
+      if (step == kNarrowStep && is_first_thread()) ring_.set_window(at_.p.narrow);
       Fragments x;
       x.load(s.h_codes + c * kColumns, at_.lane), x.half_sums = s.h_sums[c];
       const uint32_t second = tiles_ == 2 ? slot_ + 1 : slot_;
       const uint8_t *block0 = wait_block(slot_), *block1 = wait_block(second);
-      const float2 terms0 = multiply(block0, x, at_.lane), terms1 = multiply(block1, x, at_.lane);
+      const float2 terms0 = multiply<Scale>(block0, x, at_.lane), terms1 = multiply<Scale>(block1, x, at_.lane);
       store_terms(to, terms0, at_.lane), store_terms(to + kFfnChunks * kTileRows, terms1, at_.lane);
       __syncwarp();
       if (at_.lane == 0) {
