@@ -144,6 +144,7 @@ if wants tests || wants generic; then
   run_tests kernels_cuda_cross_entropy_test
   run_tests ops_reference_test --device cuda
   run_tests ops_properties_test --device cuda
+  run_tests fusions_decoder_layers_kernels_test --device cuda
   run_tests engine_cuda_engine_test
   run_tests engine_cuda_caches_test
   run_tests engine_cuda_decoder_layers_test
@@ -175,6 +176,7 @@ if wants sanitizer; then
   run_sanitizer memcheck kernels_cuda_fp8_head_test 'CudaFp8Head.WhatIs*:CudaFp8Head.CodesAre*'
   run_sanitizer memcheck kernels_cuda_attention_test '*Gradient*3heads*:*CudaAppend*'
   run_sanitizer memcheck kernels_cuda_attention_test '*Decode*14heads*fp8*'
+  run_sanitizer memcheck engine_cuda_decoder_layers_test '*BatchMates*_f16'
   for tool in memcheck racecheck; do
     run_sanitizer "$tool" kernels_cuda_linear_test 'CudaLinear.QkvHas*'
     run_sanitizer "$tool" kernels_cuda_attention_test '*Decode*14heads*window0'

@@ -109,7 +109,8 @@ TEST_P(CudaDecoderLayers, AreOneLaunch) {
   EXPECT_EQ(launches, 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(Weights, CudaDecoderLayers, testing::Values("int4_g128_f16", "int4_g128_bf16"),
+INSTANTIATE_TEST_SUITE_P(Weights, CudaDecoderLayers,
+                         testing::Values("int4_g128_f16", "int4_g128_bf16", "int4_g128_f16_zeros"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -379,8 +379,8 @@ inline constexpr int64_t kAttentionMmaMaxSequences = 1024;
 
 // --- decoder/decoder_layers.cu, for Hopper: layers of a decoder for one token (kernels/decoder_layers.h).
 
-// What it is compiled for: the layers of Llama-3.1-8B, weights in FragmentBlocks of kGroupLayout or the same
-// with scales in bf16, on so many multiprocessors.
+// What it is compiled for: the layers of Llama-3.1-8B on so many multiprocessors. Weights are FragmentBlocks of
+// kGroupLayout or kZeroGroupLayout, or of the same with scales in bf16.
 struct DecoderLayerShape {
   static constexpr int kHidden = 4096, kFfn = 14336, kHeads = 32, kKvHeads = 8, kHeadDim = 128, kMultiprocessors = 132;
 };
@@ -408,6 +408,7 @@ struct DecoderLayersParams {
   float eps, mlp_eps, scale;                   // of the norms, of attention
   double bytes_per_second;                     // of the device's memory
   FragmentLayout::Scale scale_type;            // f16 or bf16
+  bool has_zeros;                              // zero points
 };
 [[nodiscard]] int64_t decoder_exchange_bytes(int64_t max_splits);
 [[nodiscard]] cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_t stream);

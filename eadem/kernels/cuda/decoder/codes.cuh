@@ -77,22 +77,26 @@ struct Fragments {
   }
 };
 
-// By a warp: the terms of rows g and g + 8 of a block, in lanes 4 g. Scale: of a group of 128 columns.
-template <typename Scale>
+// By a warp: the terms of rows g and g + 8 of a block of W, which are Groups, in lanes 4 g.
+template <typename W>
 __device__ inline float2 multiply(const uint8_t* block, const Fragments& x, int lane) {
   constexpr uint32_t kLow = 0x0f0f0f0fu, kHigh = 0xf0f0f0f0u;
   uint4 w[4];
 #pragma unroll
   for (int piece = 0; piece < 4; ++piece) w[piece] = reinterpret_cast<const uint4*>(block)[piece * 32 + lane];
-  const Scale* scales = reinterpret_cast<const Scale*>(block + kLayout.scales) + lane / 4;  // [2 halves][16 rows]
-  // Sums begin with 8 times minus the codes of x, as often as the weights' codes are too large by 8. Codes of row g + 8
-  // stay in the high bits, times 16.
+  // [2 halves][16 rows]
+  const auto* scales = reinterpret_cast<const typename W::Scale*>(block + W::kLayout.scales) + lane / 4;
+  const uint8_t* zeros = block + W::kLayout.zeros + lane / 4;
+  // Sums begin with minus the codes of x, as often as the weights' codes are too large. Codes of row g + 8 stay in the
+  // high bits, times 16.
   int sums[2][4];  // by half
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int of_x = half == 0 ? x.half_sums.x : x.half_sums.y;
-    sums[half][0] = sums[half][1] = -8 * of_x;
-    sums[half][2] = sums[half][3] = -128 * of_x;
+    const int zero0 = W::kHasZeros ? zeros[half * kTileRows] : W::kLayout.zero;
+    const int zero1 = W::kHasZeros ? zeros[half * kTileRows + 8] : W::kLayout.zero;
+    sums[half][0] = sums[half][1] = -zero0 * of_x;
+    sums[half][2] = sums[half][3] = -16 * zero1 * of_x;
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i)

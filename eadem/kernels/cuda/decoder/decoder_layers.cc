@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "eadem/kernels/cuda/kernels.h"
@@ -34,24 +33,23 @@ const TensorType& input(const KernelRequest& request, size_t layer, Ports::OfLay
   return request.inputs[Ports::input(layer, port)];
 }
 
-// The type of the scales of a weight that the kernel can read; nothing for others.
-std::optional<FragmentLayout::Scale> scale_type_of(const TensorType& weight) {
+// The layout of a weight that the kernel can read, or null.
+const FragmentLayout* readable_layout(const TensorType& weight) {
   const FragmentBlocks* blocks = FragmentBlocks::of(weight.encoding);
-  if (blocks == nullptr) return std::nullopt;
-  FragmentLayout layout = blocks->layout();
-  const FragmentLayout::Scale type = layout.scale_type;
-  layout.scale_type = FragmentLayout::Scale::f16, layout.known = kGroupLayout;
-  FragmentLayout wanted = kKnownLayouts[kGroupLayout];
-  wanted.known = kGroupLayout;
-  if (type == FragmentLayout::Scale::f32 || layout != wanted) return std::nullopt;
-  return type;
+  if (blocks == nullptr || blocks->layout().scale_type == FragmentLayout::Scale::f32) return nullptr;
+  const FragmentLayout& layout = blocks->layout();
+  FragmentLayout known = kKnownLayouts[layout.has_zeros ? kZeroGroupLayout : kGroupLayout];
+  known.scale_type = layout.scale_type, known.known = layout.known;
+  return layout == known ? &layout : nullptr;
 }
 
-// Whether a layer's weights have the shapes that the kernel is compiled for, and scales of `type`.
-bool fits(const KernelRequest& request, size_t layer, std::optional<FragmentLayout::Scale> type) {
+// Whether a layer's weights have the shapes that the kernel is compiled for, and the layout `wanted`.
+bool fits(const KernelRequest& request, size_t layer, const FragmentLayout* wanted) {
   const auto has = [&](Ports::OfLayer port, int64_t out, int64_t in) {
     const TensorType& weight = input(request, layer, port);
-    return weight.fixed(0) == out && weight.fixed(1) == in && type && scale_type_of(weight) == type;
+    const FragmentLayout* layout = readable_layout(weight);
+    return weight.fixed(0) == out && weight.fixed(1) == in && layout != nullptr && wanted != nullptr &&
+           *layout == *wanted;
   };
   constexpr int64_t kQRows = Shape::kHeads * Shape::kHeadDim, kKvRows = Shape::kKvHeads * Shape::kHeadDim;
   return has(Ports::kQWeight, kQRows, Shape::kHidden) && has(Ports::kKWeight, kKvRows, Shape::kHidden) &&
@@ -94,9 +92,9 @@ Verdict can_run_layers(const KernelRequest& request) {
   for (size_t layer = 0; layer < layers; ++layer) {
     const TensorType& cache = input(request, layer, Ports::kCacheK);
     requirements
-        .require(fits(request, layer, scale_type_of(input(request, 0, Ports::kQWeight))),
-                 fmt::format("is compiled for weights of 4 bits in groups of {} with scales of one 16-bit type and no "
-                             "zero points, hidden {} and intermediate {}",
+        .require(fits(request, layer, readable_layout(input(request, 0, Ports::kQWeight))),
+                 fmt::format("is compiled for weights of 4 bits in groups of {} with scales of 16 bits, all of one "
+                             "type, hidden {} and intermediate {}",
                              kIntegerGroup, Shape::kHidden, Shape::kFfn))
         .dtype("norm", input(request, layer, Ports::kNorm), {DType::f32})
         .dtype("mlp_norm", input(request, layer, Ports::kMlpNorm), {DType::f32})
@@ -135,7 +133,7 @@ PlanPtr prepare_layers(const KernelRequest& request, Context& context) {
   context.device.fill_zero(exchange->data(), exchange->size_bytes());
   return make_plan([exchange, max_splits, eps = attrs.norm.eps, mlp_eps = attrs.mlp_norm.eps,
                     scale = attrs.attention.attention.scale,
-                    scale_type = scale_type_of(input(request, 0, Ports::kQWeight)).value()](const KernelCall& call) {
+                    layout = readable_layout(input(request, 0, Ports::kQWeight))](const KernelCall& call) {
     const TensorView& cache = call.inputs[Ports::input(0, Ports::kCacheK)];
     DecoderLayersParams params{.x = elements(call.inputs[Ports::kX]),
                                .y = elements(call.outputs[0]),
@@ -152,7 +150,8 @@ PlanPtr prepare_layers(const KernelRequest& request, Context& context) {
                                .mlp_eps = mlp_eps,
                                .scale = scale,
                                .bytes_per_second = cuda_device(call).rates().bytes_per_second,
-                               .scale_type = scale_type};
+                               .scale_type = layout->scale_type,
+                               .has_zeros = layout->has_zeros};
     if (call.inputs[Ports::kX].shape[0] == 0) return;
     for (int layer = 0; layer < params.num_layers; ++layer)
       params.layers[layer] = layer_params(call, static_cast<size_t>(layer));

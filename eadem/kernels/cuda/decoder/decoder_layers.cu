@@ -22,8 +22,8 @@ namespace eadem::kernels::cuda {
 namespace decoder {
 namespace {
 
-// Scale: of the weights' groups.
-template <typename Scale>
+// W: the weights.
+template <typename W>
 __global__ void __launch_bounds__(kThreads, 1) decoder_layers(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) uint8_t memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
@@ -40,20 +40,27 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_layers(const __grid_const
     p.counters[static_cast<int>(at.counters == p.counters) * kCounters * kCounterStride + thread * kCounterStride] = 0;
   __syncthreads();
   if (at.warp == kThreads / kWarp - 1) {
-    if (at.lane == 0) CopyWarp(at).run();
+    if (at.lane == 0) CopyWarp<W>(at).run();
   } else if (at.warp >= kProductWarps + kSumWarps) {
     RoundWarps(at).run();
   } else if (at.warp >= kProductWarps) {
     SumWarps(at).run();
   } else {
-    ProductWarps<Scale>(at).run();
+    ProductWarps<W>(at).run();
   }
 }
 
 // The parts that the memory brings to all multiprocessors in so many seconds. What is on its way for longer waits in a
 // queue, and what else is asked for waits behind it; of less the memory does not give all that it could.
 uint32_t window_of(double seconds, double bytes_per_second) {
-  return static_cast<uint32_t>(std::max(std::lround(seconds * bytes_per_second / (kSms * kPartBytes)), 1L));
+  return static_cast<uint32_t>(
+      std::max(std::lround(seconds * bytes_per_second / (kSms * kPartBlocks * kMostBlockBytes)), 1L));
+}
+
+template <typename Scale>
+const void* kernel_of(bool has_zeros) {
+  return has_zeros ? reinterpret_cast<const void*>(decoder_layers<Groups<Scale, true>>)
+                   : reinterpret_cast<const void*>(decoder_layers<Groups<Scale, false>>);
 }
 
 // Gives out an exchange part by part.
@@ -120,9 +127,8 @@ cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_
           error != cudaSuccess)
         return error;
   }
-  const void* kernel = params.scale_type == FragmentLayout::Scale::f16
-                           ? reinterpret_cast<const void*>(decoder_layers<f16_t>)
-                           : reinterpret_cast<const void*>(decoder_layers<bf16_t>);
+  const void* kernel = params.scale_type == FragmentLayout::Scale::f16 ? kernel_of<f16_t>(params.has_zeros)
+                                                                       : kernel_of<bf16_t>(params.has_zeros);
   constexpr int kBytes = static_cast<int>(sizeof(Shared));
   if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
       error != cudaSuccess)

@@ -3,7 +3,7 @@
 // The shape of the layers that the persistent kernel computes, and the layout of its data: that of Llama-3.1-8B and
 // Mistral-7B, weights in 4 bits with a scale for each 128 columns, one token.
 //
-// Weights are FragmentBlocks of kGroupLayout (linear/fragment_layout.h). Activations are rounded to Int8Chunks, chunks
+// Weights are FragmentBlocks (linear/fragment_layout.h). Activations are rounded to Int8Chunks, chunks
 // of 256 columns (linear/int8_chunks.h). A term is what a chunk adds to a row of a product, before the chunk's own
 // scale.
 #pragma once
@@ -26,8 +26,15 @@ inline constexpr int kQRows = kHeads * kHeadDim, kKvRows = kKvHeads * kHeadDim, 
 
 // --- Weights.
 inline constexpr int kColumns = static_cast<int>(kIntegerChunk), kTileRows = kFragmentBlockRows;
-inline constexpr FragmentLayout kLayout = kKnownLayouts[kGroupLayout];
-inline constexpr int kBlockBytes = kLayout.block_bytes;
+// A type of weights: groups with scales of type Scale, and zero points or none.
+template <typename ScaleType, bool kZeros>
+struct Groups {
+  using Scale = ScaleType;
+  static constexpr bool kHasZeros = kZeros;
+  static constexpr FragmentLayout kLayout = kKnownLayouts[kZeros ? kZeroGroupLayout : kGroupLayout];
+  static constexpr int kBlockBytes = kLayout.block_bytes;
+};
+inline constexpr int kMostBlockBytes = kKnownLayouts[kZeroGroupLayout].block_bytes;
 inline constexpr int kChunks = kHidden / kColumns, kFfnChunks = kFfn / kColumns;
 // Tiles are 16 rows of a weight. Gate and up have pairs of tiles.
 inline constexpr int kQTiles = kQRows / kTileRows, kKvTiles = kKvRows / kTileRows, kQkvTiles = kQTiles + 2 * kKvTiles,
@@ -58,10 +65,10 @@ static_assert(kQRows == kHidden);
 // --- The ring: a slot has blocks of 8 chunks, one for each warp that multiplies, or two parts of the keys or values of
 // a split, from its first multiple of 1024 bytes on. It is copied in two parts, each with a barrier of its own.
 inline constexpr int kSlots = 11, kSlotParts = 2;
-inline constexpr int kSlotBytes = kProductWarps * kBlockBytes, kPartBytes = kSlotBytes / kSlotParts;
+inline constexpr int kSlotBytes = kProductWarps * kMostBlockBytes, kPartBlocks = kProductWarps / kSlotParts;
 inline constexpr int kDownSteps = kFfnChunks / kProductWarps;   // a step has a slot of each tile
 inline constexpr int kSplitSlots = kProductWarps / kSlotParts;  // of keys, and as many of values
-static_assert(kSlotBytes % 512 == 0 && kSlotParts * kPartRowsBytes + 512 <= kSlotBytes);
+static_assert(kSlotBytes % 256 == 0 && kSlotParts * kPartRowsBytes + 1024 - 256 <= kSlotBytes);
 static_assert(kChunks == 2 * kProductWarps && kFfnChunks % kProductWarps == 0);
 
 struct Layer {

@@ -11,8 +11,8 @@
 
 namespace eadem::kernels::cuda::decoder {
 
-// Scale: of the weights' groups.
-template <typename Scale>
+// W: the weights.
+template <typename W>
 class ProductWarps {
  public:
   __device__ explicit ProductWarps(const Place& at)
@@ -53,7 +53,7 @@ class ProductWarps {
   // The part of a slot with this warp's block, and the block in a slot.
   __device__ int part() const { return at_.warp * kSlotParts / kProductWarps; }
   __device__ const uint8_t* wait_block(uint32_t slot) const {
-    return ring_.wait(slot, part()) + at_.warp * kBlockBytes;
+    return ring_.wait(slot, part()) + at_.warp * W::kBlockBytes;
   }
 
   // This warp's chunks of the input of a product, normalized if it has a norm, as codes.
@@ -136,7 +136,7 @@ class ProductWarps {
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
       const uint8_t *block0 = wait_block(slot_), *block1 = wait_block(slot_ + 1);
-      const float2 terms0 = multiply<Scale>(block0, x[0], at_.lane), terms1 = multiply<Scale>(block1, x[1], at_.lane);
+      const float2 terms0 = multiply<W>(block0, x[0], at_.lane), terms1 = multiply<W>(block1, x[1], at_.lane);
       store_terms(to, terms0, at_.lane), store_terms(to + kProductWarps * kTileRows, terms1, at_.lane);
       __syncwarp();
       if (at_.lane == 0) {
@@ -165,7 +165,7 @@ class ProductWarps {
       x.load(s.h_codes + c * kColumns, at_.lane), x.half_sums = s.h_sums[c];
       const uint32_t second = tiles_ == 2 ? slot_ + 1 : slot_;
       const uint8_t *block0 = wait_block(slot_), *block1 = wait_block(second);
-      const float2 terms0 = multiply<Scale>(block0, x, at_.lane), terms1 = multiply<Scale>(block1, x, at_.lane);
+      const float2 terms0 = multiply<W>(block0, x, at_.lane), terms1 = multiply<W>(block1, x, at_.lane);
       store_terms(to, terms0, at_.lane), store_terms(to + kFfnChunks * kTileRows, terms1, at_.lane);
       __syncwarp();
       if (at_.lane == 0) {

@@ -98,7 +98,8 @@ struct Ring {
   __device__ void set_window(uint32_t parts) const { *const_cast<volatile uint32_t*>(&s.window) = parts; }
 };
 
-// One thread.
+// One thread. W: the weights.
+template <typename W>
 class CopyWarp {
  public:
   __device__ explicit CopyWarp(const Place& at)
@@ -139,7 +140,8 @@ class CopyWarp {
     for (int b = 0; b < kChunks; b += kProductWarps) copy_blocks(weight, tile * kChunks + b);
   }
   __device__ void copy_blocks(const void* weight, int first) {
-    const uint8_t* from = static_cast<const uint8_t*>(weight) + int64_t{first} * kBlockBytes;
+    const uint8_t* from = static_cast<const uint8_t*>(weight) + int64_t{first} * W::kBlockBytes;
+    constexpr uint32_t kPartBytes = kPartBlocks * W::kBlockBytes;
     fill_slot([&](uint32_t slot, uint32_t part, uint32_t full) {
       barrier_arrive_expecting(full, kPartBytes);
       copy_bulk_async(slot + part * kPartBytes, from + part * kPartBytes, kPartBytes, full, policy_);
