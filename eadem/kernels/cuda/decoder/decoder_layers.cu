@@ -63,19 +63,22 @@ const void* kernel_of(bool has_zeros) {
                    : reinterpret_cast<const void*>(decoder_layers<Groups<Scale, false>>);
 }
 
-// Gives out an exchange part by part.
+// Gives out an exchange part by part. Without memory it counts the bytes alone.
 struct Room {
-  uint8_t* at;
+  uint8_t* memory;
+  int64_t bytes = 0;
+
   template <typename T>
   T* take(int64_t count) {
-    T* result = reinterpret_cast<T*>(at);
-    at += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    T* result = memory == nullptr ? nullptr : reinterpret_cast<T*>(memory + bytes);
+    bytes += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
     return result;
   }
 };
 
-// Places what blocks give each other in `room`, for so many splits; returns its end.
-uint8_t* place_exchange(Params& p, Room room, int64_t splits) {
+// Places what blocks give each other, for so many splits, in `memory`; returns how many bytes that takes.
+int64_t place_exchange(Params& p, void* memory, int64_t splits) {
+  Room room{static_cast<uint8_t*>(memory)};
   p.launches = room.take<uint32_t>(1);
   p.counters = room.take<uint32_t>(2 * kCounters * kCounterStride);
   p.x_words = room.take<uint64_t>(kRowWords);
@@ -85,7 +88,7 @@ uint8_t* place_exchange(Params& p, Room room, int64_t splits) {
   p.h = room.take<uint64_t>(kFfnWords);
   p.maxima = room.take<uint64_t>(splits * kMaximaWords);
   p.parts = room.take<uint64_t>(splits * kPartWords);
-  return room.at;
+  return room.bytes;
 }
 
 }  // namespace
@@ -93,7 +96,7 @@ uint8_t* place_exchange(Params& p, Room room, int64_t splits) {
 
 int64_t decoder_exchange_bytes(int64_t splits) {
   decoder::Params p;
-  return decoder::place_exchange(p, {nullptr}, splits) - static_cast<uint8_t*>(nullptr);
+  return decoder::place_exchange(p, nullptr, splits);
 }
 
 cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_t stream) {
@@ -117,7 +120,7 @@ cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_
   p.eps = params.eps;
   p.mlp_eps = params.mlp_eps;
   p.score_factor = params.scale * kLog2E;
-  place_exchange(p, {static_cast<uint8_t*>(params.exchange)}, params.max_splits);
+  place_exchange(p, params.exchange, params.max_splits);
   for (int i = 0; i < params.num_layers; ++i) {
     Layer& layer = p.layers[i];
     layer.of = params.layers[i];

@@ -3,9 +3,8 @@
 // The shape of the layers that the persistent kernel computes, and the layout of its data: that of Llama-3.1-8B and
 // Mistral-7B, weights in 4 bits with a scale for each 128 columns, one token.
 //
-// Weights are FragmentBlocks (linear/fragment_layout.h). Activations are rounded to Int8Chunks, chunks
-// of 256 columns (linear/int8_chunks.h). A term is what a chunk adds to a row of a product, before the chunk's own
-// scale.
+// Weights are FragmentBlocks (linear/fragment_layout.h). Activations are rounded to Int8Chunks, chunks of 256 columns
+// (linear/int8_chunks.h). A term is what a chunk adds to a row of a product, before the chunk's own scale.
 #pragma once
 
 #include <cuda.h>
