@@ -50,6 +50,7 @@ inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"granitemoehybrid", nullptr, GoldenFamily::Gguf::rounded},
     {"granitemoehybrid_dense", "limits of time steps"},
     {"granitemoe"},
+    {"granitemoeshared"},
     {"falcon_h1", nullptr, GoldenFamily::Gguf::folded},
     {"falcon_h1_norm", "one matrix for embeddings and logits"},
     {"falcon_h1_bias", "biases of projections"},

@@ -48,6 +48,11 @@ HYBRIDS = {
         type="granitemoe", prompt=40, classic=None,
         config=GRANITE | dict(hidden_size=24, intermediate_size=12, num_hidden_layers=2, num_local_experts=5,
                               num_experts_per_tok=2, rope_parameters=rope(10000.0))),
+    # An expert beside the others that computes every token, of another size.
+    "granitemoeshared": dict(
+        type="granitemoeshared", prompt=40, classic=None,
+        config=GRANITE | dict(hidden_size=24, intermediate_size=10, num_hidden_layers=2, num_local_experts=5,
+                              num_experts_per_tok=2, shared_intermediate_size=14, rope_parameters=rope(10000.0))),
     # Both mixers in every layer; five heads.
     "falcon_h1": dict(
         type="falcon_h1", prompt=40, classic=None,
@@ -142,6 +147,7 @@ def gguf_names(config, names):
     """The tensors of a GGUF file: the gguf package's names of what llama.cpp's converter makes of the file's."""
     moe = config.model_type == "nemotron_h" and "moe" in config.layers_block_type
     arch = {"granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID, "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
+            "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
             "falcon_h1": gguf.MODEL_ARCH.FALCON_H1, "lfm2": gguf.MODEL_ARCH.LFM2,
             "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H_MOE if moe else gguf.MODEL_ARCH.NEMOTRON_H}[config.model_type]
     table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
