@@ -14,6 +14,9 @@ ProgramSet::ProgramSet(Options options, std::shared_ptr<pipeline::ParameterStore
   for (const SymbolValues& bounds : {options_.prefill_bounds, options_.decode_bounds}) {
     pipeline::Environment environment = options_.environment;
     environment.bounds = bounds;
+    // Where programs are recorded besides, hooks see the steps of these, and inside of a layer that is one op they
+    // would see nothing.
+    environment.joins_layers = !environment.device->records();
     sources.push_back({options_.make_graph(), std::move(environment)});
   }
   std::vector<std::unique_ptr<Program>> compiled =

@@ -72,9 +72,10 @@ void Program::cover_graph() {
   shared_ = keep_stage(graph_, environment_.mesh, training, environment_.frozen);
   insert_casts(graph_);
   FusionOptions fusion_options{training, environment_.disabled_fusions};
+  fusion_options.joins_layers = environment_.joins_layers;
   if (environment_.op_by_op) fusion_options.disabled.emplace_back("all");
   fusion_decisions_ = fuse(graph_, device, environment_.bounds, fusion_options);
-  if (!training && !environment_.op_by_op)
+  if (!training && !environment_.op_by_op && environment_.joins_layers)
     for (FusionDecision& decision : join_layers(graph_, device, environment_.bounds, environment_.disabled_fusions))
       fusion_decisions_.push_back(std::move(decision));
   if (training) {

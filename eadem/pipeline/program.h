@@ -52,6 +52,7 @@ struct Environment {
   // Runs the ops one by one as the graph states them: no fusion, and every value keeps its own bytes. The same kernels,
   // the same bits.
   bool op_by_op = false;
+  bool joins_layers = true;      // inference: layers may become one op (decoder_layer, decoder_layers)
   std::shared_ptr<Arena> arena;  // null: the program has memory of its own
   // Lets the device record a step whose symbols have their bounds, and replay it the next time (Device::record).
   bool record = false;

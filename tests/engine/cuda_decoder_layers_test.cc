@@ -89,6 +89,18 @@ TEST_P(CudaDecoderLayers, BatchMatesDoNotChangeBits) {
   }
 }
 
+// A hook sees what is inside layers in decode steps, too.
+TEST_P(CudaDecoderLayers, HideNothingFromHooks) {
+  const auto engine = make(16, {});
+  int seen = 0;
+  engine->hooks().register_hook("model.layers.1.mlp.*", [&](const std::string&, const TensorView& tensor, int) {
+    if (tensor.shape[0] == 1) ++seen;
+  });
+  constexpr int kSteps = 3;
+  decode_greedily(*engine, {tokens_of(30, kVocab, 1)}, kSteps, 0);
+  EXPECT_GE(seen, kSteps);
+}
+
 TEST_P(CudaDecoderLayers, AreOneLaunch) {
   const auto engine = make(16, {});
   decode_greedily(*engine, {tokens_of(30, kVocab, 1)}, 2, 0);

@@ -268,6 +268,7 @@ std::vector<FusionDecision> fuse(Graph& graph, const Device& device, const Symbo
     const bool in_training = options.after_rounding ? fusion->after_autograd : fusion->in_training;
     if (options.training ? !in_training : !fusion->in_inference) continue;
     if (fusion->after_rounding != options.after_rounding) continue;
+    if (fusion == &fusions::decoder_layer() && !options.joins_layers) continue;
     const bool disabled = std::any_of(options.disabled.begin(), options.disabled.end(),
                                       [&](const std::string& name) { return name == "all" || name == fusion->name; });
     std::optional<size_t> start = 0;

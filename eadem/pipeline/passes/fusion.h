@@ -22,6 +22,7 @@ struct FusionOptions {
   bool training = false;
   std::vector<std::string> disabled;  // names of fusions; "all" switches every fusion off
   bool after_rounding = false;        // tries those whose patterns have quantize ops, else the others
+  bool joins_layers = true;           // tries decoder_layer
 };
 
 // Throws InvalidArgument for a disabled name that is no fusion, listing those there are. Requires and keeps inferred
