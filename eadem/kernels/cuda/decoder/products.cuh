@@ -80,7 +80,8 @@ class ProductWarps {
                               : kCountMiddle,
                  (op == kOut ? kMergesOfChunk : kTilesOfChunk) * layers, warp, kProductWarps,
                  op == kQkv ? epoch - 1 : epoch);
-    // 2. The row's scale by its norm.
+    // 2. The row's scale by its norm: sums of chunks, then of the row, in the order of rms_norm_rows (norm.cu) and its
+    // block_sum.
     float scale = 1.0f;
     if (normed) {
       float squares[2] = {};
@@ -91,7 +92,6 @@ class ProductWarps {
           squares[k] = fmaf(low_bf16(d[k][n]), low_bf16(d[k][n]), squares[k]);
           squares[k] = fmaf(high_bf16(d[k][n]), high_bf16(d[k][n]), squares[k]);
         }
-        // Sums of chunks, and then of the row, in the order of rms_norm_rows (norm.cu) and its block_sum.
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         squares[k] = warp_reduce(squares[k], Sum{});
