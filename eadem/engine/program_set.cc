@@ -14,8 +14,8 @@ ProgramSet::ProgramSet(Options options, std::shared_ptr<pipeline::ParameterStore
   for (const SymbolValues& bounds : {options_.prefill_bounds, options_.decode_bounds}) {
     pipeline::Environment environment = options_.environment;
     environment.bounds = bounds;
-    // Where programs are recorded besides, hooks see the steps of these, and inside of a layer that is one op they
-    // would see nothing.
+    // On a device that records, steps run these programs while hooks are registered, and recorded programs else. Hooks
+    // see no value inside of an op, so that whole layers in one op are for recorded programs.
     environment.joins_layers = !environment.device->records();
     sources.push_back({options_.make_graph(), std::move(environment)});
   }

@@ -48,7 +48,7 @@ class DecoderLayers final : public ops::Op {
   std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const override;
   DType wanted_dtype(std::span<const TensorType> inputs, int port) const override;
   std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const override;
-  // What the layers share is read once, and nothing between them is written.
+  // Counts the inputs that layers share once, and no traffic between layers.
   ops::Cost cost(ops::Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
                  const SymbolValues& symbols) const override;
   void reference(ops::Pass pass, std::span<const ops::RefTensor> inputs,

@@ -114,10 +114,7 @@ std::string RopeAppendAttention::attrs_text() const { return part(0).attrs_text(
 ops::Cost RopeAppendAttention::cost(ops::Pass /*pass*/, std::span<const TensorType> in,
                                     std::span<const TensorType> /*out*/, const SymbolValues& symbols) const {
   ops::Cost cost = parts_cost(in, symbols);
-  // The rotated queries and keys, which have the types of q and k, are neither written nor read again; the table is
-  // read once.
-  cost.bytes -= 2 * static_cast<double>(in[kQ].size_bytes(symbols) + in[kK].size_bytes(symbols));
-  cost.bytes -= static_cast<double>(in[kTable].size_bytes(symbols));
+  cost.bytes -= saved_bytes(in, symbols);
   return cost;
 }
 
@@ -141,7 +138,7 @@ RopeAppendAttentionQuantize::RopeAppendAttentionQuantize(const kernels::RopeAppe
 ops::Cost RopeAppendAttentionQuantize::cost(ops::Pass /*pass*/, std::span<const TensorType> in,
                                             std::span<const TensorType> /*out*/, const SymbolValues& symbols) const {
   ops::Cost cost = parts_cost(in, symbols);
-  cost.bytes -= 2 * static_cast<double>(in[kQ].size_bytes(symbols));  // what is attended to, which has the type of q
+  cost.bytes -= saved_bytes(in, symbols);
   return cost;
 }
 

@@ -47,8 +47,7 @@ std::vector<ops::Port> RopeKvAppend::outputs() const { return part(1).outputs();
 ops::Cost RopeKvAppend::cost(ops::Pass /*pass*/, std::span<const TensorType> in, std::span<const TensorType> /*out*/,
                              const SymbolValues& symbols) const {
   ops::Cost cost = parts_cost(in, symbols);
-  // The rotated keys, which have the type of k, are neither written nor read again.
-  cost.bytes -= 2 * static_cast<double>(in[kK].size_bytes(symbols));
+  cost.bytes -= saved_bytes(in, symbols);
   return cost;
 }
 

@@ -56,9 +56,7 @@ std::vector<ops::Port> RopeQkAppend::outputs() const {
 ops::Cost RopeQkAppend::cost(ops::Pass /*pass*/, std::span<const TensorType> in, std::span<const TensorType> /*out*/,
                              const SymbolValues& symbols) const {
   ops::Cost cost = parts_cost(in, symbols);
-  // The rotated keys, which have the type of k, are neither written nor read again; the table is read once.
-  cost.bytes -= 2 * static_cast<double>(in[kK].size_bytes(symbols));
-  cost.bytes -= static_cast<double>(in[kTable].size_bytes(symbols));
+  cost.bytes -= saved_bytes(in, symbols);
   return cost;
 }
 

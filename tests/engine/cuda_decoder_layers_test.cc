@@ -36,7 +36,7 @@ class CudaDecoderLayers : public testing::TestWithParam<const char*> {
 
   std::unique_ptr<InferEngine> make(int64_t block_size, std::vector<std::string> disabled_fusions) {
     EngineOptions options;
-    options.cache = PagedKVCacheConfig{.block_size = block_size, .max_batch_size = 2, .max_cache_len = 1024};
+    options.cache = PagedKVCacheConfig{.block_size = block_size, .max_batch_size = 2, .max_cache_len = 2304};
     options.disabled_fusions = std::move(disabled_fusions);
     modules::ModelSpec spec = models::spec_of(checkpoint_);
     const Encoding* groups = GroupEncoding::find(GetParam());
@@ -58,8 +58,8 @@ class CudaDecoderLayers : public testing::TestWithParam<const char*> {
 
 TEST_P(CudaDecoderLayers, HaveTheBitsOfSeparateKernels) {
   constexpr int kSteps = 40;
-  // From the second token on, and over the ends of one split and of two.
-  const int64_t lengths[] = {1, 20, 245, 500, 900};
+  // From the second token on, over the ends of one split and of two, and with more splits than are merged at once.
+  const int64_t lengths[] = {1, 20, 245, 500, 900, 2030};
   const auto expected_of = make(16, {"decoder_layer"});
   for (const int64_t block_size : {16, 48, 64}) {
     const auto engine = make(block_size, {});

@@ -64,7 +64,9 @@ TEST(DecoderLayersKernels, AreNearTheirDefinition) {
             << label << ": " << row.op->outputs()[i].name;
     }
   }
-  EXPECT_TRUE(taken > 0 || device_name() != "cpu");
+  // A device for which no kernel is compiled has nothing to compare. The one that computes by definition takes all.
+  if (taken == 0 && device_name() != "cpu") GTEST_SKIP() << "no kernel takes a row on " << device_name();
+  EXPECT_GT(taken, 0);
 }
 
 }  // namespace

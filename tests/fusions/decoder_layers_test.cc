@@ -255,7 +255,7 @@ TEST(DecoderLayer, ProductsThatRoundDifferentlyAreARefusal) {
   EXPECT_EQ(decisions[0].reason, "attributes of the matched ops do not fit");
 }
 
-// What the layer's op takes when it may: the other fusions find their places where it is switched off.
+// Where decoder_layer is switched off, the other fusions match the ops of the layer.
 TEST(DecoderLayer, SwitchedOffItLeavesTheOtherFusionsTheirPlaces) {
   Graph graph = Model({}).graph;
   const std::vector<FusionDecision> decisions = fuse_layers(graph, {"decoder_layer"});

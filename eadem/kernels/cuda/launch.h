@@ -379,8 +379,8 @@ inline constexpr int64_t kAttentionMmaMaxSequences = 1024;
 
 // --- decoder/decoder_layers.cu, for Hopper: layers of a decoder for one token (kernels/decoder_layers.h).
 
-// What it is compiled for: the layers of Llama-3.1-8B on so many multiprocessors. Weights are FragmentBlocks of
-// kGroupLayout or kZeroGroupLayout, or of the same with scales in bf16.
+// The shape that the kernel is compiled for, which is that of Llama-3.1-8B, and the multiprocessors that it needs.
+// Weights are FragmentBlocks of kGroupLayout or kZeroGroupLayout, or of the same with scales in bf16.
 struct DecoderLayerShape {
   static constexpr int kHidden = 4096, kFfn = 14336, kHeads = 32, kKvHeads = 8, kHeadDim = 128, kMultiprocessors = 132;
 };
@@ -400,8 +400,8 @@ struct DecoderLayersParams {
   const int64_t* slots;        // [1]
   const int32_t* kv_length;    // [1]
   const int32_t* block_table;  // [max_blocks]
-  // Of decoder_exchange_bytes(max_splits) bytes: zeros before the first launch, and then of launches with the same
-  // num_layers and max_splits alone.
+  // A buffer of decoder_exchange_bytes(max_splits) bytes. It has to hold zeros before its first launch, and all its
+  // launches have the same num_layers and max_splits.
   void* exchange;
   int num_layers;
   int64_t block_size, cache_rows, max_splits;  // cache_rows as above; the most splits that the token's keys have

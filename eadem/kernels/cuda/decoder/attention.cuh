@@ -187,7 +187,7 @@ class SplitAttention {
                              uint32_t slot) const {
 #pragma unroll
     for (int part = 0; part < kProductWarps; ++part) {
-      // Also of parts that have no key: a slot is freed only after it was filled.
+      // Waits for parts without keys too, since a slot may be freed only after it was filled.
       const uint32_t values = ring_.wait_rows(slot, part);
       if (part * kPartKeys > newest_) continue;
       if (part % 2 == 0)

@@ -87,8 +87,8 @@ __device__ inline float2 multiply(const uint8_t* block, const Fragments& x, int 
   // [2 halves][16 rows]
   const auto* scales = reinterpret_cast<const typename W::Scale*>(block + W::kLayout.scales) + lane / 4;
   const uint8_t* zeros = block + W::kLayout.zeros + lane / 4;
-  // Sums begin with minus the codes of x, as often as the weights' codes are too large. Codes of row g + 8 stay in the
-  // high bits, times 16.
+  // A sum begins with minus the zero point times the sum of x's codes, which subtracts the zero point from each code of
+  // the weight. Codes of row g + 8 stay in the high bits of their bytes, and so are times 16.
   int sums[2][4];  // by half
 #pragma unroll
   for (int half = 0; half < 2; ++half) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // decoder_layer and decoder_layers: one token through layers of a decoder in one launch, on Hopper. The kernel is
-// compiled for one shape and one type of weights (layout.h).
+// compiled for one shape, and for weights of 4 bits in groups (decoder/layout.h).
 #include "eadem/kernels/decoder_layers.h"
 
 #include <algorithm>
@@ -87,7 +87,10 @@ Verdict can_run_layers(const KernelRequest& request) {
       .require(attrs.qkv.matmul_input == MatmulInput::int8 && attrs.o.matmul_input == MatmulInput::int8 &&
                    attrs.down.matmul_input == MatmulInput::int8 && attrs.gated.matmul_input == MatmulInput::int8,
                "rounds what products read to int8; matmul_input is another")
+      .require(attrs.qkv.out_dtype == DType::bf16 && attrs.gated.out_dtype == DType::bf16,
+               "rounds results of products to bf16; out_dtype is another")
       .dtype("x", request.inputs[Ports::kX], {DType::bf16})
+      .same_dtype("y", request.outputs[0], "x", request.inputs[Ports::kX])
       .dtype("table", request.inputs[Ports::kTable], {DType::f32});
   for (size_t layer = 0; layer < layers; ++layer) {
     const TensorType& cache = input(request, layer, Ports::kCacheK);

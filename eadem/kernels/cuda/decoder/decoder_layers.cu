@@ -63,7 +63,7 @@ const void* kernel_of(bool has_zeros) {
                    : reinterpret_cast<const void*>(decoder_layers<Groups<Scale, false>>);
 }
 
-// Gives out an exchange part by part. Without memory it counts the bytes alone.
+// Divides an exchange buffer into aligned parts. With null as its memory it counts bytes only.
 struct Room {
   uint8_t* memory;
   int64_t bytes = 0;
@@ -76,7 +76,7 @@ struct Room {
   }
 };
 
-// Places what blocks give each other, for so many splits, in `memory`; returns how many bytes that takes.
+// Points p at the parts of an exchange buffer at `memory` for `splits` splits, and returns the buffer's size in bytes.
 int64_t place_exchange(Params& p, void* memory, int64_t splits) {
   Room room{static_cast<uint8_t*>(memory)};
   p.launches = room.take<uint32_t>(1);

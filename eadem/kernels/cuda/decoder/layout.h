@@ -87,8 +87,8 @@ struct Params {
   // Parts that may be on their way at once: while others wait for small loads, and while most wait for weights.
   uint32_t narrow, wide;
   float eps, mlp_eps, score_factor;
-  // What blocks give each other (exchange.cuh). Words of x, qkv, attended and h have two values of bf16 each, those of
-  // parts and maxima one of f32.
+  // Memory through which blocks of threads exchange values (exchange.cuh). Words of x, qkv, attended and h have two
+  // values of bf16 each, those of parts and maxima one of f32.
   uint32_t* launches;  // how many there were
   uint32_t* counters;  // [2][kCounters][kCounterStride], of which a launch finds half to be zeros
   uint64_t* x_words;   // [kHidden / 2]: behind a layer

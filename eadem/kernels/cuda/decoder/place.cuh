@@ -30,7 +30,7 @@ __device__ inline int pairs_of(int sm) {
   return sm < kSms - kFirstItems && pair_at(sm, kShortRound + 1) < kPairs ? kShortRound + 2 : kShortRound + 1;
 }
 
-// What a warp sees of its place, and of the step.
+// The place of a thread's warp, and the numbers of the step that its roles need.
 struct Place {
   const Params& p;
   Shared& s;

@@ -150,7 +150,8 @@ class ProductWarps {
     }
   }
 
-  // Step by step as h comes: chunk 8 step + warp of both tiles. Who has one tile computes it twice.
+  // Step by step as h comes: chunk 8 step + warp of both tiles. A multiprocessor with one tile computes it
+  // twice.
   __device__ void multiply_down(int layer) {
     Shared& s = at_.s;
     const uint32_t h_ready = shared_address(s.h_ready);

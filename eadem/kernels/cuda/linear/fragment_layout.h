@@ -83,7 +83,7 @@ inline constexpr FragmentLayout kKnownLayouts[] = {
     with_offsets({.code = FragmentLayout::Code::bits4, .has_zeros = true, .scale_shift = 7}),
     with_offsets({.code = FragmentLayout::Code::bits4, .scale_shift = 7, .zero = 8}),
 };
-// Of q4_k and q6_k; of int4_g128_f16, with zero points and without.
+// Places in kKnownLayouts: of q4_k, of q6_k, and of int4_g128_f16 with zero points and without.
 inline constexpr int kFourBitLayout = 0, kSixBitLayout = 1, kZeroGroupLayout = 4, kGroupLayout = 5;
 inline constexpr int kNumKnownLayouts = sizeof(kKnownLayouts) / sizeof(kKnownLayouts[0]);
 
