@@ -32,11 +32,12 @@ pipeline::ValueId linear_weight(const pipeline::Graph& graph, const pipeline::No
   return graph.value(weight).kind == pipeline::Value::Kind::parameter ? weight : pipeline::kNoValue;
 }
 
-// A host tensor as callbacks expect it: rows that were rounded for products are decoded.
-Tensor plain(const TensorView& host) {
-  if (host.encoding == nullptr) return Tensor(host, nullptr);
-  const Tensor decoded = Tensor::on_host(host.dtype, host.shape);
-  host.encoding->decode(decoded.view, host);
+// A value as callbacks expect it: on the host, and in f32 if it was rounded for products.
+Tensor plain_on_host(Device& device, const TensorView& value) {
+  const Tensor host = device.host_accessible() ? Tensor(value, nullptr) : copy_to_host(device, value);
+  if (value.encoding == nullptr) return host;
+  const Tensor decoded = Tensor::on_host(DType::f32, value.shape);
+  value.encoding->decode(decoded.view, host.view);
   return decoded;
 }
 
@@ -177,7 +178,7 @@ pipeline::StepObserver HookRegistry::observer(const pipeline::Program& program, 
       const std::string& name = program.graph().value(value).name;
       for (const Hook& hook : hooks) {
         if (!matches(hook.pattern, name)) continue;
-        const Tensor host = device.host_accessible() ? plain(view) : copy_to_host(device, view);
+        const Tensor host = plain_on_host(device, view);
         if (channel != nullptr)
           show_all(hook, name, host.view, node.layer, value, *channel);
         else

@@ -27,8 +27,8 @@ namespace eadem::engine {
 
 class HookRegistry {
  public:
-  // `tensor` is on the host and valid only during the call; `layer` is -1 outside the layers. A callback must not
-  // register or remove hooks.
+  // `tensor` is on the host and valid only during the call, and in f32 where a kernel has rounded it to 8 bits for
+  // products; `layer` is -1 outside the layers. A callback must not register or remove hooks.
   using Callback = std::function<void(const std::string& name, const TensorView& tensor, int layer)>;
   using HookId = int64_t;
 

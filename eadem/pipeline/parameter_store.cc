@@ -573,11 +573,9 @@ Tensor ParameterStore::to_host(const std::string& name) const {
   const Layout& layout = stored != target.layouts.end() ? stored->second : target.layouts.begin()->second;
   if (const TensorView& kept = layout.stored.view; kept.defined())
     return converted_on_host(kept.encoding == nullptr ? kept : decoded(kept).view, target.type.dtype);
-  const Encoding* encoding = layout.view.encoding;
-  if (encoding == nullptr) return copy_to_host(*device_, layout.view);
-  const Tensor staged = Tensor::in_one_piece(layout.view.dtype, layout.view.shape, *encoding);
-  device_->copy_to_host(staged.view.data, layout.view.data, encoded_bytes(*encoding, layout.view.shape));
-  const Tensor values = decoded(staged.view);
+  const Tensor on_host = copy_to_host(*device_, layout.view);
+  if (layout.view.encoding == nullptr) return on_host;
+  const Tensor values = decoded(on_host.view);
   return target.type.dtype == DType::f32 ? values : converted_on_host(values.view, target.type.dtype);
 }
 

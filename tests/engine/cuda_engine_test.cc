@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/fp8_encoding.h"
@@ -100,6 +102,44 @@ TEST_P(CudaEngine, BatchMatesDoNotChangeBits) {
   const std::vector<std::vector<float>> together = logits_at(*engine, three, {100, 101, 102, 250, 300});
   for (size_t i = 0; i < three.size(); ++i)
     expect_same_bits(together[i], logits_at(*engine, {three[i]}, {300})[0], fmt::format("sequence {}", i));
+}
+
+// Hooks see values that were rounded for products decoded, and so near the values themselves: by half a step of 127 to
+// the largest of 256 columns, or by half of the last of three bits behind a leading one, or by half of 2^-6 where
+// the largest of a row is 448, which is the smallest code but 0. A tenth is for the rounding of scales.
+TEST_P(CudaEngine, HooksSeeValuesThatWereRounded) {
+  EngineOptions options;
+  options.disabled_fusions = {"all"};
+  const auto engine = make(options);
+  std::map<std::string, std::vector<float>> values;
+  engine->hooks().register_hook("model.layers.0.*", [&](const std::string& name, const TensorView& tensor, int) {
+    const Tensor widened = converted_on_host(tensor, DType::f32);
+    const auto* data = static_cast<const float*>(widened.view.data);
+    values[name].assign(data, data + widened.view.shape.num_elements());
+  });
+  constexpr int kRows = 20;
+  logits_in_chunks(*engine, tokens_of(kRows, 1000, 1), {kRows});
+  int compared = 0;
+  for (const auto& [name, rounded] : values) {
+    const auto whole = values.find(name.substr(0, name.rfind('.')));
+    if (whole == values.end()) continue;
+    ++compared;
+    ASSERT_EQ(rounded.size(), whole->second.size()) << name;
+    const bool in_chunks = name.ends_with("int8_chunks");
+    const size_t columns = in_chunks ? 256 : rounded.size() / kRows;
+    for (size_t begin = 0; begin < rounded.size(); begin += columns) {
+      const std::span of(whole->second.data() + begin, columns);
+      float largest = 0;
+      for (const float value : of) largest = std::max(largest, std::abs(value));
+      EXPECT_GT(largest, 0) << name;
+      for (size_t i = 0; i < columns; ++i) {
+        const float step = in_chunks ? largest / 127 : std::max(std::abs(of[i]) / 8, largest / 448 / 64);
+        EXPECT_NEAR(rounded[begin + i], of[i], 0.55f * step) << name << " " << begin + i;
+      }
+    }
+  }
+  const auto& device = static_cast<const CudaDevice&>(*open_device("cuda"));
+  EXPECT_EQ(compared > 0, device.hopper_refusal().empty() && encoding_of_weights() != nullptr);
 }
 
 // Steps that are recorded and replayed, filled up to a bucket, against those that a hook keeps from both.

@@ -77,9 +77,17 @@ Tensor copy_to_device(const std::shared_ptr<Device>& device, const TensorView& h
 }
 
 Tensor copy_to_host(Device& device, const TensorView& view) {
-  EADEM_CHECK(view.is_contiguous() && !view.encoding, "copy of a strided or encoded tensor {}", to_string(view));
-  Tensor result = Tensor::on_host(view.dtype, view.shape);
-  device.copy_to_host(result.view.data, view.data, view.size_bytes());
+  EADEM_CHECK(view.is_contiguous(), "copy of a strided tensor {}", to_string(view));
+  if (view.encoding == nullptr) {
+    Tensor result = Tensor::on_host(view.dtype, view.shape);
+    device.copy_to_host(result.view.data, view.data, view.size_bytes());
+    return result;
+  }
+  Tensor result = Tensor::on_host(view.dtype, view.shape, *view.encoding);
+  const std::vector<PlaneSpec> planes = view.encoding->planes(view.shape);
+  for (size_t i = 0; i < planes.size(); ++i)
+    device.copy_to_host(result.view.plane(static_cast<int>(i)), view.plane(static_cast<int>(i)),
+                        planes[i].size_bytes());
   return result;
 }
 

@@ -139,7 +139,7 @@ void fill_zero(Device& device, const TensorView& view);
 void fill_new(Device& device, const TensorView& view, Placement placement);
 // A copy of a plain contiguous host tensor.
 Tensor copy_to_device(const std::shared_ptr<Device>& device, const TensorView& host);
-// A host copy of a plain contiguous device tensor.
+// A host copy of a contiguous device tensor, in its encoding.
 Tensor copy_to_host(Device& device, const TensorView& view);
 
 }  // namespace eadem
