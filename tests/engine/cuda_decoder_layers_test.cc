@@ -5,6 +5,7 @@
 // the shape that the kernel is compiled for, random weights and a small vocabulary.
 #include <gtest/gtest.h>
 
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/io/files/atomic_file.h"
 #include "eadem/kernels/cuda/cuda_device.h"
@@ -26,7 +27,7 @@ class CudaDecoderLayers : public testing::TestWithParam<const char*> {
     io::write_file_atomically(path_.string(), R"({
       "model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "hidden_act": "silu",
       "vocab_size": 1000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 2,
-      "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 4096,
+      "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 16384,
       "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": false})");
     checkpoint_ = models::open_config(path_.string());
   }
@@ -36,19 +37,30 @@ class CudaDecoderLayers : public testing::TestWithParam<const char*> {
 
   std::unique_ptr<InferEngine> make(int64_t block_size, std::vector<std::string> disabled_fusions) {
     EngineOptions options;
-    options.cache = PagedKVCacheConfig{.block_size = block_size, .max_batch_size = 2, .max_cache_len = 2304};
+    options.cache = PagedKVCacheConfig{.block_size = block_size, .max_batch_size = 2, .max_cache_len = 8704};
+    options.max_num_batched_tokens = 8704;
     options.disabled_fusions = std::move(disabled_fusions);
     modules::ModelSpec spec = models::spec_of(checkpoint_);
-    const Encoding* groups = GroupEncoding::find(GetParam());
-    spec.checkpoint_type_of = [groups](const std::string& parameter) -> std::optional<WeightType> {
+    spec.checkpoint_type_of = [](const std::string& parameter) -> std::optional<WeightType> {
       if (parameter.find("proj") == std::string::npos) return WeightType(DType::bf16);
-      return WeightType(DType::f32, groups);
+      return WeightType(DType::f32, encoding_of(parameter));
     };
-    spec.checkpoint_type = WeightType(DType::f32, groups);
+    spec.checkpoint_type = WeightType(DType::f32, encoding_of(""));
     spec.checkpoint_source = "the test";
     auto engine = std::make_unique<InferEngine>(checkpoint_.model, device_, options, spec);
     engine->load_random(1, 0.02);
     return engine;
+  }
+
+  // "mixed": those of Q4_K_M in layer 0, and q6_k wherever that has q4_k in layer 1.
+  static const Encoding* encoding_of(const std::string& parameter) {
+    const std::string weights = GetParam();
+    if (weights == "mixed") {
+      const bool more = parameter.find("v_proj") != std::string::npos || parameter.find("down") != std::string::npos;
+      return BlockEncoding::find(more == (parameter.find("layers.0.") != std::string::npos) ? "q6_k" : "q4_k");
+    }
+    if (const Encoding* groups = GroupEncoding::find(weights)) return groups;
+    return BlockEncoding::find(weights);
   }
 
   std::shared_ptr<Device> device_;
@@ -58,8 +70,9 @@ class CudaDecoderLayers : public testing::TestWithParam<const char*> {
 
 TEST_P(CudaDecoderLayers, HaveTheBitsOfSeparateKernels) {
   constexpr int kSteps = 40;
-  // From the second token on, over the ends of one split and of two, and with more splits than are merged at once.
-  const int64_t lengths[] = {1, 20, 245, 500, 900, 2030};
+  // From the second token on, over the ends of one split and of two, with more splits than a warp merges at once,
+  // and with more than all warps do.
+  const int64_t lengths[] = {1, 20, 245, 500, 900, 2030, 8420};
   const auto expected_of = make(16, {"decoder_layer"});
   for (const int64_t block_size : {16, 48, 64}) {
     const auto engine = make(block_size, {});
@@ -122,7 +135,7 @@ TEST_P(CudaDecoderLayers, AreOneLaunch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Weights, CudaDecoderLayers,
-                         testing::Values("int4_g128_f16", "int4_g128_bf16", "int4_g128_f16_zeros"),
+                         testing::Values("int4_g128_f16", "int4_g128_bf16", "int4_g128_f16_zeros", "q4_k", "mixed"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -3,6 +3,9 @@
 
 #include <cmath>
 
+#include <fmt/ranges.h>
+
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/fusions/decoder_layers.h"
 
@@ -21,7 +24,8 @@ struct Sequence {
   int64_t blocks, block_size;
 };
 
-DecoderLayerRow row_of(const LayerSizes& s, const Sequence& sequence, const TensorType& weight, DType x,
+// Weights of layers take turns with the types `weights`.
+DecoderLayerRow row_of(const LayerSizes& s, const Sequence& sequence, const std::vector<TensorType>& weights, DType x,
                        size_t layers) {
   const kernels::LinearAttrs product{.out_dtype = x};
   const kernels::DecoderLayerAttrs attrs{
@@ -37,7 +41,11 @@ DecoderLayerRow row_of(const LayerSizes& s, const Sequence& sequence, const Tens
                                   .scale = 1 / std::sqrt(static_cast<float>(s.head_dim)),
                                   .source = kernels::KvSource::cached}},
       .gated = {.kind = kernels::ActivationKind::silu, .out_dtype = x}};
-  const auto matrix = [&](int64_t out, int64_t in) { return TensorType(weight.dtype, {out, in}, weight.encoding); };
+  size_t next = 0;
+  const auto matrix = [&](int64_t out, int64_t in) {
+    const TensorType& weight = weights[next++ % weights.size()];
+    return TensorType(weight.dtype, {out, in}, weight.encoding);
+  };
   const TensorType norm(DType::f32, {s.hidden}),
       cache(x, {sequence.blocks + 2, s.kv_heads, sequence.block_size, s.head_dim});
   std::vector<TensorType> types = {
@@ -57,9 +65,10 @@ DecoderLayerRow row_of(const LayerSizes& s, const Sequence& sequence, const Tens
   SymbolValues symbols;
   symbols[Symbol::tokens] = 1;
   symbols[Symbol::sequences] = 1;
-  const std::string_view stored = weight.encoding != nullptr ? weight.encoding->name() : dtype_name(weight.dtype);
+  std::vector<std::string_view> stored;
+  for (const TensorType& weight : weights) stored.push_back(WeightType(weight.dtype, weight.encoding).name());
   return {{fmt::format("{} decode-{} {} layer{} {}", s.model, sequence.blocks * sequence.block_size, layers,
-                       layers == 1 ? "" : "s", stored),
+                       layers == 1 ? "" : "s", fmt::join(stored, " and ")),
            std::move(op), std::move(types), symbols},
           layers,
           s.hidden == kSmall.hidden};
@@ -68,14 +77,18 @@ DecoderLayerRow row_of(const LayerSizes& s, const Sequence& sequence, const Tens
 }  // namespace
 
 std::vector<DecoderLayerRow> decoder_layer_rows(DType activations) {
-  const TensorType group_of_128(DType::f32, {}, GroupEncoding::find("int4_g128_f16"));
+  const std::vector<TensorType> bf16 = {TensorType(DType::bf16, {})},
+                                groups_of_128 = {TensorType(DType::f32, {}, GroupEncoding::find("int4_g128_f16"))},
+                                k_quants = {TensorType(DType::f32, {}, BlockEncoding::find("q4_k")),
+                                            TensorType(DType::f32, {}, BlockEncoding::find("q6_k"))};
   std::vector<DecoderLayerRow> rows;
-  for (const TensorType& weight : {TensorType(DType::bf16, {}), group_of_128})
+  for (const std::vector<TensorType>& weights : {bf16, groups_of_128, k_quants})
     for (const Sequence& sequence : {Sequence{1, 1}, {3, 16}, {1, 70}})
-      for (const size_t layers : {1, 3}) rows.push_back(row_of(kSmall, sequence, weight, activations, layers));
+      for (const size_t layers : {1, 3}) rows.push_back(row_of(kSmall, sequence, weights, activations, layers));
+  rows.push_back(row_of(kLlama, {19, 16}, k_quants, activations, 1));
   for (const Sequence& sequence : {Sequence{19, 16}, {1, 301}, {257, 16}})
-    rows.push_back(row_of(kLlama, sequence, group_of_128, activations, 1));
-  rows.push_back(row_of(kLlama, {19, 16}, group_of_128, activations, 3));
+    rows.push_back(row_of(kLlama, sequence, groups_of_128, activations, 1));
+  rows.push_back(row_of(kLlama, {19, 16}, groups_of_128, activations, 3));
   return rows;
 }
 

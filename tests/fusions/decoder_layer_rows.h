@@ -16,7 +16,8 @@ struct DecoderLayerRow {
   bool is_small;  // quick to compute by definition
 };
 
-// Activations in `activations`; in small rows weights of every kind, in large ones of 4 bits in groups of 128.
+// Activations in `activations`; in small rows weights of every kind, in large ones of 4 bits in groups of 128
+// and K-quants.
 std::vector<DecoderLayerRow> decoder_layer_rows(DType activations);
 
 }  // namespace eadem::test

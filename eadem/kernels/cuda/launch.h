@@ -380,16 +380,21 @@ inline constexpr int64_t kAttentionMmaMaxSequences = 1024;
 // --- decoder/decoder_layers.cu, for Hopper: layers of a decoder for one token (kernels/decoder_layers.h).
 
 // The shape that the kernel is compiled for, which is that of Llama-3.1-8B, and the multiprocessors that it needs.
-// Weights are FragmentBlocks of kGroupLayout or kZeroGroupLayout, or of the same with scales in bf16.
+// Weights are FragmentBlocks: all of kGroupLayout, of kZeroGroupLayout, or of the same with scales in bf16; or each of
+// kFourBitLayout or kSixBitLayout.
 struct DecoderLayerShape {
   static constexpr int kHidden = 4096, kFfn = 14336, kHeads = 32, kKvHeads = 8, kHeadDim = 128, kMultiprocessors = 132;
 };
 inline constexpr int kMostDecoderLayers = 32;
 inline constexpr int64_t kDecoderBlockMultiple = 16;  // of the tokens of a block of the cache
 
+struct DecoderWeight {
+  const void* blocks;
+  IntegerCodes codes;
+};
 struct DecoderLayerParams {
   const float *norm, *mlp_norm;  // [hidden]
-  const void *q, *k, *v, *o, *gate, *up, *down;
+  DecoderWeight q, k, v, o, gate, up, down;
   void *cache_k, *cache_v;  // [num_blocks, kv_heads, block_size, head_dim] bf16
 };
 struct DecoderLayersParams {
@@ -407,8 +412,9 @@ struct DecoderLayersParams {
   int64_t block_size, cache_rows, max_splits;  // cache_rows as above; the most splits that the token's keys have
   float eps, mlp_eps, scale;                   // of the norms, of attention
   double bytes_per_second;                     // of the device's memory
-  FragmentLayout::Scale scale_type;            // f16 or bf16
-  bool has_zeros;                              // zero points
+  // Of weights in groups: the type of scales, f16 or bf16, and whether there are zero points.
+  FragmentLayout::Scale scale_type;
+  bool has_zeros;
 };
 [[nodiscard]] int64_t decoder_exchange_bytes(int64_t max_splits);
 [[nodiscard]] cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_t stream);

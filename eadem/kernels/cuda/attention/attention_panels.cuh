@@ -29,6 +29,8 @@ struct RowPanels {
     return static_cast<uint32_t>(piece / kPieces) * kPanelBytes + static_cast<uint32_t>(row) * kPanelRow +
            static_cast<uint32_t>((piece % kPieces) ^ (kPieces == 8 ? row % 8 : row / 2 % 4)) * 16;
   }
+  // How much further the same pieces of eight rows stand than those of the first eight.
+  __device__ static constexpr uint32_t tile_offset(int tile) { return static_cast<uint32_t>(tile) * 8 * kPanelRow; }
 };
 
 // The keys and values of the cache, as [rows, head_dim].
@@ -70,7 +72,7 @@ __device__ void multiply_keys(float (*s)[4], const Query& query, uint32_t keys, 
     const uint32_t address = keys + Panels::offset(lane % 8, step * Code::kBytes + lane / 8);
     uint32_t k[kTiles][4];
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) load_matrices(k[tile], address + tile * 8 * Panels::kPanelRow);
+    for (int tile = 0; tile < kTiles; ++tile) load_matrices(k[tile], address + Panels::tile_offset(tile));
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const Fragment q = query(step + i);

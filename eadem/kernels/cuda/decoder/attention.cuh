@@ -15,13 +15,14 @@ namespace eadem::kernels::cuda::decoder {
 __device__ inline void sync_product_warps() { named_barrier_sync(1, kProductWarps * kWarp); }
 
 // By the warps that multiply. Fragments have the four query heads in rows 0 to 3, again in rows 4 to 7, and zeros in
-// the others.
+// the others. W: the weights.
+template <typename W>
 class SplitAttention {
  public:
   __device__ SplitAttention(const Place& at, const Item& item)
       : at_(at),
         s_(at.s),
-        ring_(at.s),
+        ring_(at),
         item_(item),
         newest_(at.position() - item.first_key),
         head_(at.lane / 4 % kGroup),
@@ -64,30 +65,45 @@ class SplitAttention {
   }
 
  private:
-  using Panels = RowPanels<kHeadDim, PlainRows, kPartKeys>;
+  // A part in the ring: boxes one after another.
+  struct Panels {
+    using Box = RowPanels<kHeadDim, PlainRows, kBoxKeys>;
+    static constexpr int kRows = kPartKeys, kBoxTiles = kBoxKeys / 8;
+
+    __device__ static uint32_t offset(int row, int piece) {
+      return static_cast<uint32_t>(row / kBoxKeys) * Box::kBytes + Box::offset(row % kBoxKeys, piece);
+    }
+    __device__ static constexpr uint32_t tile_offset(int tile) {
+      return static_cast<uint32_t>(tile / kBoxTiles) * Box::kBytes + Box::tile_offset(tile % kBoxTiles);
+    }
+  };
   static constexpr int kTiles = kPartKeys / 8, kValueTiles = kHeadDim / 8 / kProductWarps;
   static constexpr int kSplitChunks = kSplitKeys / kChunk;
   static constexpr int kSumsBarrier = 2;
   static_assert(2 * kPartKeys == kChunk && kValueTiles == 2 && kGroup == 4);
 
+  // The cosines and sines by which the lane's columns of a head turn.
+  struct Angles {
+    float2 cosines, sines;
+  };
+  __device__ Angles angles() const {
+    const auto* table = reinterpret_cast<const float2*>(at_.p.table) + at_.lane;
+    return {__ldg(table), __ldg(table + kHeadDim / 4)};
+  }
   // Columns 2 l and 2 l + 1 of a head, and those 64 further, turned to the token's position.
-  __device__ void turn(uint32_t (&d)[2]) const {
-    float2 turned[2];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const float2 by = s_.rope[2 * at_.lane + e];
-      turned[e] =
-          rotated(e == 0 ? low_bf16(d[0]) : high_bf16(d[0]), e == 0 ? low_bf16(d[1]) : high_bf16(d[1]), by.x, by.y);
-    }
+  __device__ static void turn(uint32_t (&d)[2], const Angles& by) {
+    const float2 turned[2] = {rotated(low_bf16(d[0]), low_bf16(d[1]), by.cosines.x, by.sines.x),
+                              rotated(high_bf16(d[0]), high_bf16(d[1]), by.cosines.y, by.sines.y)};
     d[0] = pack_bf16(turned[0].x, turned[1].x), d[1] = pack_bf16(turned[0].y, turned[1].y);
   }
 
   __device__ void take_query(int layer, uint32_t epoch) {
     const int head = item_.kv_head * kGroup + at_.warp;
+    const Angles by = angles();
     wait_for_count(at_, kCountQ + head / 2, 2 * kTilesOfHead * static_cast<uint32_t>(layer + 1));
     uint32_t d[2];
     fetch_head(d, at_, at_.p.qkv, head * (kHeadDim / 2), epoch);
-    turn(d);
+    turn(d, by);
     uint32_t* q = reinterpret_cast<uint32_t*>(s_.q[at_.warp]);
     q[at_.lane] = d[0], q[at_.lane + 32] = d[1];
   }
@@ -105,11 +121,12 @@ class SplitAttention {
     auto* cache = static_cast<uint32_t*>(key ? of.cache_k : of.cache_v) +
                   int64_t{cache_row(at_, item_.kv_head, at_.position())} * (kHeadDim / 2) + lane;
     const bool is_new = *at_.p.slot >= 0;
+    const Angles by = angles();
     uint32_t d[2];
     if (is_new) {
       wait_for_count(at_, (key ? kCountK : kCountV) + item_.kv_head, kTilesOfHead * static_cast<uint32_t>(layer + 1));
       fetch_head(d, at_, at_.p.qkv, (kHeads + (key ? 0 : kKvHeads) + item_.kv_head) * (kHeadDim / 2), epoch);
-      if (key) turn(d);
+      if (key) turn(d, by);
     } else {
       d[0] = cache[0], d[1] = cache[32];
     }
@@ -226,19 +243,23 @@ class SplitAttention {
 
   const Place& at_;
   Shared& s_;
-  Ring ring_;
+  Ring<W> ring_;
   Item item_;
   int newest_;     // where the newest key stands behind the item's first one; perhaps beyond its last
   int head_;       // of the group: the lane's row of fragments
   bool is_first_;  // whether the lane's row is the head's first one
 };
 
-// By a warp of each of the first kMergeSms multiprocessors: two outputs for each lane of the lower half. Each half has
-// every other four splits on their way at once, and the lower merges all of them in order.
-__device__ inline void merge_splits(const Place& at, int layer, uint32_t epoch) {
-  constexpr int kAtOnce = 4, kHalf = kWarp / 2;
+// By the warps that round, of each of the first kMergeSms multiprocessors: two outputs for each lane of the lower half.
+// Groups of eight splits go round these warps, which load them at once and merge them in order: each takes what is
+// merged up to its group from the warp before. Each half of a warp loads every other four splits.
+__device__ inline void merge_splits(const Place& at, int round_warp, int layer, uint32_t epoch) {
+  constexpr int kAtOnce = 4, kHalf = kWarp / 2, kGroupSplits = 2 * kAtOnce;
+  constexpr int kTurnBarrier = 3;  // the first of kRoundWarps barriers
   const Params& p = at.p;
+  const int groups = (at.splits() + kGroupSplits - 1) / kGroupSplits;
   const int output = at.sm * kMergeOutputs + at.lane % kHalf * 2, head = output / kHeadDim;
+  if (round_warp >= groups) return;
   wait_for_count(at, kCountParts + head / kGroup,
                  static_cast<uint32_t>(at.splits() * kProductWarps) * static_cast<uint32_t>(layer + 1));
   const auto pair_of_words = [](ulonglong2 words) {
@@ -247,9 +268,10 @@ __device__ inline void merge_splits(const Place& at, int layer, uint32_t epoch) 
   const auto of_upper = [](float2 pair) {
     return float2{__shfl_down_sync(kAllLanes, pair.x, kHalf), __shfl_down_sync(kAllLanes, pair.y, kHalf)};
   };
-  MergedState<1> merged;
 #pragma unroll 1
-  for (int first = 0; first < at.splits(); first += 2 * kAtOnce) {
+  for (int group = round_warp; group < groups; group += kRoundWarps) {
+    // 1. The group.
+    const int first = group * kGroupSplits;
     float2 states[kAtOnce], parts[kAtOnce];
     Spin spin;
     for (;;) {
@@ -272,17 +294,33 @@ __device__ inline void merge_splits(const Place& at, int layer, uint32_t epoch) 
       spin.turn();
     }
     __syncwarp();
+    // Without branches the adds overlap. What is beyond the last split adds -0 to sums, which changes no bit of them.
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n)
-      if (first + n < at.splits()) merged.add(states[n], {parts[n]});
+      if (first + at.lane / kHalf * kAtOnce + n >= at.splits())
+        states[n] = {-INFINITY, 0.0f}, parts[n] = {-0.0f, -0.0f};
+    // 2. Its turn.
+    MergedState<1> merged;
+    float4& before = at.s.merged[at.lane % kHalf];
+    if (group > 0) {
+      named_barrier_sync(kTurnBarrier + round_warp, 2 * kWarp);
+      merged.m = before.x, merged.l = before.y, merged.acc[0] = {before.z, before.w};
+    }
 #pragma unroll
-    for (int n = 0; n < kAtOnce; ++n)
-      if (first + kAtOnce + n < at.splits()) merged.add(of_upper(states[n]), {of_upper(parts[n])});
+    for (int n = 0; n < kAtOnce; ++n) merged.add(states[n], {parts[n]});
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) merged.add(of_upper(states[n]), {of_upper(parts[n])});
+    if (group + 1 < groups) {
+      if (at.lane < kHalf) before = {merged.m, merged.l, merged.acc[0].x, merged.acc[0].y};
+      __syncwarp();
+      named_barrier_arrive(kTurnBarrier + (round_warp + 1) % kRoundWarps, 2 * kWarp);
+      continue;
+    }
+    const float factor = final_factor(merged.m, merged.l, nullptr, head);
+    if (at.lane < kHalf) put(p.attended + output / 2, merged.result(0, factor), epoch);
+    __syncwarp();
+    if (at.lane == 0) count_one(at, kCountAttended + output / kColumns);
   }
-  const float factor = final_factor(merged.m, merged.l, nullptr, head);
-  if (at.lane < kHalf) put(p.attended + output / 2, merged.result(0, factor), epoch);
-  __syncwarp();
-  if (at.lane == 0) count_one(at, kCountAttended + output / kColumns);
 }
 
 }  // namespace eadem::kernels::cuda::decoder

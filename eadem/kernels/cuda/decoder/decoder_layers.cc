@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // decoder_layer and decoder_layers: one token through layers of a decoder in one launch, on Hopper. The kernel is
-// compiled for one shape, and for weights of 4 bits in groups (decoder/layout.h).
+// compiled for one shape (decoder/layout.h), and for weights of 4 bits in groups or K-quants (decoder/weights.cuh).
 #include "eadem/kernels/decoder_layers.h"
 
 #include <algorithm>
@@ -23,6 +23,19 @@ using Shape = DecoderLayerShape;
 constexpr Ports::OfLayer kWeights[] = {Ports::kQWeight,    Ports::kKWeight,  Ports::kVWeight,   Ports::kOWeight,
                                        Ports::kGateWeight, Ports::kUpWeight, Ports::kDownWeight};
 
+DecoderWeight& weight_of(DecoderLayerParams& layer, Ports::OfLayer port) {
+  switch (port) {
+    case Ports::kQWeight: return layer.q;
+    case Ports::kKWeight: return layer.k;
+    case Ports::kVWeight: return layer.v;
+    case Ports::kOWeight: return layer.o;
+    case Ports::kGateWeight: return layer.gate;
+    case Ports::kUpWeight: return layer.up;
+    case Ports::kDownWeight: return layer.down;
+    default: EADEM_UNREACHABLE("port {} is no weight", static_cast<int>(port));
+  }
+}
+
 bool is_weight(size_t port) {
   if (port < Ports::kSharedInputs) return false;
   const size_t of_layer = (port - Ports::kSharedInputs) % Ports::kLayerInputs;
@@ -33,23 +46,30 @@ const TensorType& input(const KernelRequest& request, size_t layer, Ports::OfLay
   return request.inputs[Ports::input(layer, port)];
 }
 
+bool is_k_quant(const FragmentLayout& layout) {
+  const IntegerCodes codes = integer_codes_of(layout);
+  return codes == IntegerCodes::four || codes == IntegerCodes::six;
+}
+
 // The layout of a weight that the kernel can read, or null.
 const FragmentLayout* readable_layout(const TensorType& weight) {
   const FragmentBlocks* blocks = FragmentBlocks::of(weight.encoding);
   if (blocks == nullptr || blocks->layout().scale_type == FragmentLayout::Scale::f32) return nullptr;
   const FragmentLayout& layout = blocks->layout();
+  if (is_k_quant(layout)) return &layout;
   FragmentLayout known = kKnownLayouts[layout.has_zeros ? kZeroGroupLayout : kGroupLayout];
   known.scale_type = layout.scale_type, known.known = layout.known;
   return layout == known ? &layout : nullptr;
 }
 
-// Whether a layer's weights have the shapes that the kernel is compiled for, and the layout `wanted`.
-bool fits(const KernelRequest& request, size_t layer, const FragmentLayout* wanted) {
+// Whether a layer's weights have the shapes that the kernel is compiled for, and the layout of the first weight, or
+// are K-quants as it is.
+bool fits(const KernelRequest& request, size_t layer, const FragmentLayout* first) {
   const auto has = [&](Ports::OfLayer port, int64_t out, int64_t in) {
     const TensorType& weight = input(request, layer, port);
     const FragmentLayout* layout = readable_layout(weight);
-    return weight.fixed(0) == out && weight.fixed(1) == in && layout != nullptr && wanted != nullptr &&
-           *layout == *wanted;
+    return weight.fixed(0) == out && weight.fixed(1) == in && layout != nullptr && first != nullptr &&
+           (is_k_quant(*first) ? is_k_quant(*layout) : *layout == *first);
   };
   constexpr int64_t kQRows = Shape::kHeads * Shape::kHeadDim, kKvRows = Shape::kKvHeads * Shape::kHeadDim;
   return has(Ports::kQWeight, kQRows, Shape::kHidden) && has(Ports::kKWeight, kKvRows, Shape::kHidden) &&
@@ -95,10 +115,11 @@ Verdict can_run_layers(const KernelRequest& request) {
   for (size_t layer = 0; layer < layers; ++layer) {
     const TensorType& cache = input(request, layer, Ports::kCacheK);
     requirements
-        .require(fits(request, layer, readable_layout(input(request, 0, Ports::kQWeight))),
-                 fmt::format("is compiled for weights of 4 bits in groups of {} with scales of 16 bits, all of one "
-                             "type, hidden {} and intermediate {}",
-                             kIntegerGroup, Shape::kHidden, Shape::kFfn))
+        .require(
+            fits(request, layer, readable_layout(input(request, 0, Ports::kQWeight))),
+            fmt::format("is compiled for hidden {}, intermediate {}, and weights in q4_k and q6_k, or of 4 bits in "
+                        "groups of {} with scales of 16 bits, all of one type",
+                        Shape::kHidden, Shape::kFfn, kIntegerGroup))
         .dtype("norm", input(request, layer, Ports::kNorm), {DType::f32})
         .dtype("mlp_norm", input(request, layer, Ports::kMlpNorm), {DType::f32})
         .dtype("cache_k", cache, {DType::bf16})
@@ -110,54 +131,56 @@ Verdict can_run_layers(const KernelRequest& request) {
   return requirements.verdict({.reason = "all layers in one launch"});
 }
 
-// The layers of a call in the order of its ports.
-DecoderLayerParams layer_params(const KernelCall& call, size_t layer) {
+// The parameters that are the same in all calls.
+DecoderLayersParams fixed_params(const KernelRequest& request, int64_t max_splits, void* exchange) {
+  const auto& attrs = request.attrs.get<DecoderLayerAttrs>();
+  const TensorType& cache = input(request, 0, Ports::kCacheK);
+  const FragmentLayout& first = *readable_layout(input(request, 0, Ports::kQWeight));
+  DecoderLayersParams params{
+      .exchange = exchange,
+      .num_layers = static_cast<int>(Ports::layers(request.inputs.size())),
+      .block_size = cache.fixed(2),
+      .max_splits = max_splits,
+      .eps = attrs.norm.eps,
+      .mlp_eps = attrs.mlp_norm.eps,
+      .scale = attrs.attention.attention.scale,
+      .bytes_per_second = static_cast<const CudaDevice*>(request.device)->rates().bytes_per_second,
+      .scale_type = first.scale_type,
+      .has_zeros = first.has_zeros};
+  for (size_t layer = 0; layer < Ports::layers(request.inputs.size()); ++layer)
+    for (const Ports::OfLayer port : kWeights)
+      weight_of(params.layers[layer], port).codes = integer_codes_of(*readable_layout(input(request, layer, port)));
+  return params;
+}
+
+void set_layer(DecoderLayerParams& params, const KernelCall& call, size_t layer) {
   const auto data = [&](Ports::OfLayer port) { return call.inputs[Ports::input(layer, port)].data; };
-  return {.norm = static_cast<const float*>(data(Ports::kNorm)),
-          .mlp_norm = static_cast<const float*>(data(Ports::kMlpNorm)),
-          .q = data(Ports::kQWeight),
-          .k = data(Ports::kKWeight),
-          .v = data(Ports::kVWeight),
-          .o = data(Ports::kOWeight),
-          .gate = data(Ports::kGateWeight),
-          .up = data(Ports::kUpWeight),
-          .down = data(Ports::kDownWeight),
-          .cache_k = call.outputs[Ports::output(layer, Ports::kCacheK)].data,
-          .cache_v = call.outputs[Ports::output(layer, Ports::kCacheV)].data};
+  params.norm = static_cast<const float*>(data(Ports::kNorm));
+  params.mlp_norm = static_cast<const float*>(data(Ports::kMlpNorm));
+  for (const Ports::OfLayer port : kWeights) weight_of(params, port).blocks = data(port);
+  params.cache_k = call.outputs[Ports::output(layer, Ports::kCacheK)].data;
+  params.cache_v = call.outputs[Ports::output(layer, Ports::kCacheV)].data;
 }
 
 PlanPtr prepare_layers(const KernelRequest& request, Context& context) {
-  const auto& attrs = request.attrs.get<DecoderLayerAttrs>();
   const int64_t keys =
       request.inputs[Ports::kBlockTable].dim(1).bind(request.bounds) * input(request, 0, Ports::kCacheK).fixed(2);
   const int64_t max_splits = keys / kAttentionSplitKeys + 1;
   // Launches find what the ones before left there, so it cannot be scratch memory.
   const auto exchange = std::make_shared<Buffer>(context.device.allocate(decoder_exchange_bytes(max_splits)));
   context.device.fill_zero(exchange->data(), exchange->size_bytes());
-  return make_plan([exchange, max_splits, eps = attrs.norm.eps, mlp_eps = attrs.mlp_norm.eps,
-                    scale = attrs.attention.attention.scale,
-                    layout = readable_layout(input(request, 0, Ports::kQWeight))](const KernelCall& call) {
-    const TensorView& cache = call.inputs[Ports::input(0, Ports::kCacheK)];
-    DecoderLayersParams params{.x = elements(call.inputs[Ports::kX]),
-                               .y = elements(call.outputs[0]),
-                               .table = elements<const float>(call.inputs[Ports::kTable]),
-                               .slots = elements<const int64_t>(call.inputs[Ports::kSlots]),
-                               .kv_length = elements<const int32_t>(call.inputs[Ports::kKvLength]),
-                               .block_table = elements<const int32_t>(call.inputs[Ports::kBlockTable]),
-                               .exchange = exchange->data(),
-                               .num_layers = static_cast<int>(Ports::layers(call.inputs.size())),
-                               .block_size = cache.shape[2],
-                               .cache_rows = cache.num_elements() / Shape::kHeadDim,
-                               .max_splits = max_splits,
-                               .eps = eps,
-                               .mlp_eps = mlp_eps,
-                               .scale = scale,
-                               .bytes_per_second = cuda_device(call).rates().bytes_per_second,
-                               .scale_type = layout->scale_type,
-                               .has_zeros = layout->has_zeros};
+  return make_plan([exchange, fixed = fixed_params(request, max_splits, exchange->data())](const KernelCall& call) {
     if (call.inputs[Ports::kX].shape[0] == 0) return;
+    DecoderLayersParams params = fixed;
+    params.x = elements(call.inputs[Ports::kX]);
+    params.y = elements(call.outputs[0]);
+    params.table = elements<const float>(call.inputs[Ports::kTable]);
+    params.slots = elements<const int64_t>(call.inputs[Ports::kSlots]);
+    params.kv_length = elements<const int32_t>(call.inputs[Ports::kKvLength]);
+    params.block_table = elements<const int32_t>(call.inputs[Ports::kBlockTable]);
+    params.cache_rows = call.inputs[Ports::input(0, Ports::kCacheK)].num_elements() / Shape::kHeadDim;
     for (int layer = 0; layer < params.num_layers; ++layer)
-      params.layers[layer] = layer_params(call, static_cast<size_t>(layer));
+      set_layer(params.layers[layer], call, static_cast<size_t>(layer));
     EADEM_CUDA_CALL(launch_decoder_layers(params, stream_of(call)));
   });
 }

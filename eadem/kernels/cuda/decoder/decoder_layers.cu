@@ -26,23 +26,22 @@ namespace {
 template <typename W>
 __global__ void __launch_bounds__(kThreads, 1) decoder_layers(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  Shared& s = *reinterpret_cast<Shared*>(memory);
+  Shared& s = *reinterpret_cast<Shared*>(memory + Ring<W>::kBytes);
   const int thread = static_cast<int>(threadIdx.x);
-  const Place at(p, s);
+  const Place at(p, s, memory);
   if (thread == 0) {
     init_barriers(s);
     s.window = p.narrow;
     s.position = *p.kv_length - 1;
   }
-  if (thread < kHeadDim / 2) s.rope[thread] = {p.table[thread], p.table[kHeadDim / 2 + thread]};
   // The next launch uses the other counters.
   if (at.sm == 0 && thread < kCounters)
     p.counters[static_cast<int>(at.counters == p.counters) * kCounters * kCounterStride + thread * kCounterStride] = 0;
   __syncthreads();
   if (at.warp == kThreads / kWarp - 1) {
-    if (at.lane == 0) CopyWarp<W>(at).run();
+    CopyWarp<W>(at).run();
   } else if (at.warp >= kProductWarps + kSumWarps) {
-    RoundWarps(at).run();
+    RoundWarps<W>(at).run();
   } else if (at.warp >= kProductWarps) {
     SumWarps(at).run();
   } else {
@@ -52,15 +51,29 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_layers(const __grid_const
 
 // The parts that the memory brings to all multiprocessors in so many seconds. What is on its way for longer waits in a
 // queue, and what else is asked for waits behind it; of less the memory does not give all that it could.
-uint32_t window_of(double seconds, double bytes_per_second) {
-  return static_cast<uint32_t>(
-      std::max(std::lround(seconds * bytes_per_second / (kSms * kPartBlocks * kMostBlockBytes)), 1L));
+uint32_t window_of(double seconds, double bytes_per_second, int part_bytes) {
+  return static_cast<uint32_t>(std::max(std::lround(seconds * bytes_per_second / (kSms * part_bytes)), 1L));
 }
 
+// A kernel for one type of weights.
+struct Variant {
+  const void* kernel;
+  int shared_bytes, part_bytes;
+};
+template <typename W>
+Variant variant_of() {
+  constexpr int kBytes = Ring<W>::kBytes + static_cast<int>(sizeof(Shared));
+  static_assert(kBytes <= 227 * 1024);
+  return {reinterpret_cast<const void*>(decoder_layers<W>), kBytes, W::kSlotBytes / kSlotParts};
+}
 template <typename Scale>
-const void* kernel_of(bool has_zeros) {
-  return has_zeros ? reinterpret_cast<const void*>(decoder_layers<Groups<Scale, true>>)
-                   : reinterpret_cast<const void*>(decoder_layers<Groups<Scale, false>>);
+Variant groups_variant(bool has_zeros) {
+  return has_zeros ? variant_of<Groups<Scale, true>>() : variant_of<Groups<Scale, false>>();
+}
+Variant variant_of(const DecoderLayersParams& params) {
+  if (params.layers[0].q.codes != IntegerCodes::groups) return variant_of<KQuants>();
+  return params.scale_type == FragmentLayout::Scale::f16 ? groups_variant<f16_t>(params.has_zeros)
+                                                         : groups_variant<bf16_t>(params.has_zeros);
 }
 
 // Divides an exchange buffer into aligned parts. With null as its memory it counts bytes only.
@@ -114,9 +127,9 @@ cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_
   p.block_table = params.block_table;
   p.num_layers = params.num_layers;
   p.block_size = static_cast<int>(params.block_size);
-  p.box_rows = params.block_size % kPartKeys == 0 ? kPartKeys : static_cast<int>(kDecoderBlockMultiple);
-  p.narrow = window_of(1.2e-6, params.bytes_per_second);
-  p.wide = window_of(1.95e-6, params.bytes_per_second);
+  const Variant variant = variant_of(params);
+  p.narrow = window_of(1.2e-6, params.bytes_per_second, variant.part_bytes);
+  p.wide = window_of(1.95e-6, params.bytes_per_second, variant.part_bytes);
   p.eps = params.eps;
   p.mlp_eps = params.mlp_eps;
   p.score_factor = params.scale * kLog2E;
@@ -126,19 +139,19 @@ cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_
     layer.of = params.layers[i];
     for (const auto& [map, rows] :
          {std::pair(&layer.k_map, layer.of.cache_k), std::pair(&layer.v_map, layer.of.cache_v)})
-      if (const cudaError_t error = make_panel_map(*map, rows, params.cache_rows, kHeadDim, p.box_rows, 1);
+      if (const cudaError_t error =
+              make_panel_map(*map, rows, params.cache_rows, kHeadDim, kBoxKeys, kRowBytes / kPanelRowBytes);
           error != cudaSuccess)
         return error;
   }
-  const void* kernel = params.scale_type == FragmentLayout::Scale::f16 ? kernel_of<f16_t>(params.has_zeros)
-                                                                       : kernel_of<bf16_t>(params.has_zeros);
-  constexpr int kBytes = static_cast<int>(sizeof(Shared));
-  if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, variant.shared_bytes);
       error != cudaSuccess)
     return error;
   void* args[] = {&p};
   // Cooperative, so that all blocks run at once or none does.
-  return cudaLaunchCooperativeKernel(kernel, dim3(kSms), dim3(kThreads), args, kBytes, stream);
+  return cudaLaunchCooperativeKernel(variant.kernel, dim3(kSms), dim3(kThreads), args,
+                                     static_cast<size_t>(variant.shared_bytes), stream);
 }
 
 }  // namespace eadem::kernels::cuda

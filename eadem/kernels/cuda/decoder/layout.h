@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The shape of the layers that the persistent kernel computes, and the layout of its data: that of Llama-3.1-8B and
-// Mistral-7B, weights in 4 bits with a scale for each 128 columns, one token.
+// Mistral-7B, one token.
 //
 // Weights are FragmentBlocks (linear/fragment_layout.h). Activations are rounded to Int8Chunks, chunks of 256 columns
 // (linear/int8_chunks.h). A term is what a chunk adds to a row of a product, before the chunk's own scale.
@@ -25,15 +25,6 @@ inline constexpr int kQRows = kHeads * kHeadDim, kKvRows = kKvHeads * kHeadDim, 
 
 // --- Weights.
 inline constexpr int kColumns = static_cast<int>(kIntegerChunk), kTileRows = kFragmentBlockRows;
-// A type of weights: groups with scales of type Scale, and zero points or none.
-template <typename ScaleType, bool kZeros>
-struct Groups {
-  using Scale = ScaleType;
-  static constexpr bool kHasZeros = kZeros;
-  static constexpr FragmentLayout kLayout = kKnownLayouts[kZeros ? kZeroGroupLayout : kGroupLayout];
-  static constexpr int kBlockBytes = kLayout.block_bytes;
-};
-inline constexpr int kMostBlockBytes = kKnownLayouts[kZeroGroupLayout].block_bytes;
 inline constexpr int kChunks = kHidden / kColumns, kFfnChunks = kFfn / kColumns;
 // Tiles are 16 rows of a weight. Gate and up have pairs of tiles.
 inline constexpr int kQTiles = kQRows / kTileRows, kKvTiles = kKvRows / kTileRows, kQkvTiles = kQTiles + 2 * kKvTiles,
@@ -43,7 +34,7 @@ inline constexpr int kQTiles = kQRows / kTileRows, kKvTiles = kKvRows / kTileRow
 inline constexpr int kSms = DecoderLayerShape::kMultiprocessors;
 inline constexpr int kProductWarps = 8;  // multiply, and compute splits of attention
 inline constexpr int kSumWarps = 3;      // add the terms of rows, and store them
-inline constexpr int kRoundWarps = 4;    // round the activation of down; the first one merges splits of attention
+inline constexpr int kRoundWarps = 4;    // round the activation of down, and merge splits of attention
 inline constexpr int kThreads = (kProductWarps + kSumWarps + kRoundWarps + 1) * 32;  // the last warp copies
 
 // The most tiles, or pairs of them, that a multiprocessor has (place.cuh says which).
@@ -57,22 +48,25 @@ inline constexpr int kGroup = kHeads / kKvHeads, kSplitKeys = static_cast<int>(k
 // Keys and values come in parts of 32, of which a warp has one.
 inline constexpr int kPartKeys = kSplitKeys / kProductWarps, kRowBytes = kHeadDim * 2,
                      kPartRowsBytes = kPartKeys * kRowBytes;
+// A tensor map brings the keys or values of so many tokens at once.
+inline constexpr int kBoxKeys = static_cast<int>(kDecoderBlockMultiple), kBoxBytes = kBoxKeys * kRowBytes,
+                     kSplitBoxes = kSplitKeys / kBoxKeys;
 // Each of the first multiprocessors merges so many outputs of attention.
 inline constexpr int kMergeOutputs = 32, kMergeSms = kHidden / kMergeOutputs;
 static_assert(kQRows == kHidden);
 
 // --- The ring: a slot has blocks of 8 chunks, one for each warp that multiplies, or two parts of the keys or values of
-// a split, from its first multiple of 1024 bytes on. It is copied in two parts, each with a barrier of its own.
-inline constexpr int kSlots = 11, kSlotParts = 2;
-inline constexpr int kSlotBytes = kProductWarps * kMostBlockBytes, kPartBlocks = kProductWarps / kSlotParts;
+// a split, from its first multiple of 1024 bytes on. It is copied in two parts, each with a barrier of its own. How
+// many slots there are, and of what size, depends on the type of the weights (weights.cuh).
+inline constexpr int kMostSlots = 11, kSlotParts = 2;
+inline constexpr int kPartBlocks = kProductWarps / kSlotParts;
 inline constexpr int kDownSteps = kFfnChunks / kProductWarps;   // a step has a slot of each tile
 inline constexpr int kSplitSlots = kProductWarps / kSlotParts;  // of keys, and as many of values
-static_assert(kSlotBytes % 256 == 0 && kSlotParts * kPartRowsBytes + 1024 - 256 <= kSlotBytes);
 static_assert(kChunks == 2 * kProductWarps && kFfnChunks % kProductWarps == 0);
 
 struct Layer {
   DecoderLayerParams of;
-  CUtensorMap k_map, v_map;  // boxes of rows of the caches, 64 columns each
+  CUtensorMap k_map, v_map;  // boxes of kBoxKeys rows of the caches
 };
 
 struct Params {
@@ -83,7 +77,7 @@ struct Params {
   const int64_t* slot;     // negative: the token's key and value are in the cache already
   const int32_t* kv_length;
   const int32_t* block_table;
-  int num_layers, block_size, box_rows;
+  int num_layers, block_size;
   // Parts that may be on their way at once: while others wait for small loads, and while most wait for weights.
   uint32_t narrow, wide;
   float eps, mlp_eps, score_factor;
@@ -107,14 +101,16 @@ inline constexpr int64_t kRowWords = kHidden / 2, kQkvWords = kQkvRows / 2, kFfn
 inline constexpr int kCounterStride = 32, kCounters = 3 * kChunks + kHeads / 2 + 3 * kKvHeads + kFfnChunks;
 static_assert(kCounters <= kThreads);
 
+// Words that hold what products need of the sums of a chunk's codes.
+inline constexpr int kSumWords = 8;
+
 // Terms of a multiprocessor's tiles.
 template <int kTilesOfSm, int kNum>
 using Terms = float[kTilesOfSm][kNum][kTileRows];
 
-// Members of a union are never in use at once: one is written only when all multiprocessors have given results for
-// which the other one was read.
+// What blocks of threads keep in shared memory, beside the ring. Members of a union are never in use at once: one is
+// written only when all multiprocessors have given results for which the other one was read.
 struct Shared {
-  uint8_t ring[kSlots][kSlotBytes];
   union {
     float gate_up_terms[kMostPairs][2][kChunks][kTileRows];
     struct {  // of attention; rows have 16 bytes more, against bank conflicts
@@ -134,13 +130,13 @@ struct Shared {
   };
   uint8_t codes[kHidden];
   float scales[3][kChunks], h_scales[kFfnChunks];  // of q, k and v; output; gate and up
-  int2 h_sums[kFfnChunks];
+  uint32_t h_sums[kFfnChunks][kSumWords];
   alignas(16) float squares[2][kChunks];  // of each norm
-  float2 rope[kHeadDim / 2];
-  int position;     // of the token
-  uint32_t window;  // the parts that may be on their way now
+  float4 merged[kMergeOutputs / 2];       // all splits up to a group (merge_splits)
+  int position;                           // of the token
+  uint32_t window;                        // the parts that may be on their way now
   // Barriers: parts of the ring that are there, slots that are free, terms that are complete, codes of h by step.
-  uint64_t full[kSlots][kSlotParts], empty[kSlots];
+  uint64_t full[kMostSlots][kSlotParts], empty[kMostSlots];
   uint64_t qkv_ready[kMostQkvTiles], out_ready[kMostTiles], gate_up_ready[kMostPairs], down_ready;
   uint64_t h_ready[kDownSteps];
 };

@@ -30,18 +30,30 @@ __device__ inline int pairs_of(int sm) {
   return sm < kSms - kFirstItems && pair_at(sm, kShortRound + 1) < kPairs ? kShortRound + 2 : kShortRound + 1;
 }
 
+// The weight that has tile `tile` of q, k and v, which becomes its tile.
+__device__ inline const DecoderWeight& qkv_weight(const DecoderLayerParams& layer, int& tile) {
+  if (tile < kQTiles) return layer.q;
+  tile -= kQTiles;
+  if (tile < kKvTiles) return layer.k;
+  tile -= kKvTiles;
+  return layer.v;
+}
+__device__ inline bool is_six(const DecoderWeight& weight) { return weight.codes == IntegerCodes::six; }
+
 // The place of a thread's warp, and the numbers of the step that its roles need.
 struct Place {
   const Params& p;
   Shared& s;
+  uint8_t* ring;
   int sm, warp, lane;
   // Words of the step's x have this epoch, those of layer l this + l + 1. No other launch has them.
   uint32_t epoch;
   uint32_t* counters;  // [kCounters][kCounterStride]
 
-  __device__ Place(const Params& params, Shared& shared)
+  __device__ Place(const Params& params, Shared& shared, uint8_t* ring_)
       : p(params),
         s(shared),
+        ring(ring_),
         sm(static_cast<int>(blockIdx.x)),
         warp(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarp, 0)),
         lane(static_cast<int>(threadIdx.x) % kWarp) {

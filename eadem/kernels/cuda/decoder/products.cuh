@@ -17,7 +17,7 @@ class ProductWarps {
  public:
   __device__ explicit ProductWarps(const Place& at)
       : at_(at),
-        ring_(at.s),
+        ring_(at),
         qkv_tiles_(tiles_of(kQkvTiles, at.sm)),
         tiles_(tiles_of(kTiles, at.sm)),
         pairs_(pairs_of(at.sm)) {}
@@ -29,14 +29,14 @@ class ProductWarps {
       // One loop, so that the code of the three products stands once in the instruction cache.
 #pragma unroll 1
       for (int op = kQkv; op <= kGateUp; ++op) {
-        Fragments x[2];
+        Factors x[2];
         round_row(x, op, layer, epoch);
         // From here on most warps wait for weights.
         if (op == kGateUp && is_first_thread()) ring_.set_window(at_.p.wide);
-        multiply_tiles(op, x);
+        multiply_tiles(op, layer, x);
         if (op == kQkv)
           for (int item = first_item(at_.sm); item < at_.items(); item += kSms, slot_ += 2 * kSplitSlots)
-            SplitAttention(at_, Item(item)).run(layer, slot_, epoch);
+            SplitAttention<W>(at_, Item(item)).run(layer, slot_, epoch);
       }
       multiply_down(layer);
     }
@@ -45,19 +45,16 @@ class ProductWarps {
   }
 
  private:
+  using Factors = typename W::Factors;
+
   __device__ static float4 add(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
   enum Op : int { kQkv, kOut, kGateUp };  // those of rows of kHidden
 
   __device__ bool is_first_thread() const { return at_.warp == 0 && at_.lane == 0; }
-  // The part of a slot with this warp's block, and the block in a slot.
-  __device__ int part() const { return at_.warp * kSlotParts / kProductWarps; }
-  __device__ const uint8_t* wait_block(uint32_t slot) const {
-    return ring_.wait(slot, part()) + at_.warp * W::kBlockBytes;
-  }
 
   // This warp's chunks of the input of a product, normalized if it has a norm, as codes.
-  __device__ void round_row(Fragments (&x)[2], int op, int layer, uint32_t epoch) {
+  __device__ void round_row(Factors (&x)[2], int op, int layer, uint32_t epoch) {
     const Params& p = at_.p;
     Shared& s = at_.s;
     const int warp = at_.warp, lane = at_.lane;
@@ -107,7 +104,7 @@ class ProductWarps {
     }
     // 3. Codes.
     float v[2][8], scales[2];
-    int2 half_sums[2];
+    int sums[2];
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -116,18 +113,27 @@ class ProductWarps {
         if (normed) v[n][i] = rounded<bf16_t>(v[n][i] * scale * norm[n][i]);
       }
     uint8_t* codes[2] = {s.codes + warp * kColumns, s.codes + (warp + kProductWarps) * kColumns};
-    round_chunks(codes, scales, half_sums, v, lane);
+    round_chunks(codes, scales, sums, v, lane);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      x[n].half_sums = half_sums[n];
+      x[n].sums = typename W::Sums(sums[n], lane);
       if (lane == 0) s.scales[op][warp + n * kProductWarps] = scales[n];
     }
     __syncwarp();
-    x[0].load(codes[0], lane), x[1].load(codes[1], lane);
+    x[0].set_codes(codes[0], lane), x[1].set_codes(codes[1], lane);
   }
 
-  // A tile has two slots, and gate and up have a tile each of a pair.
-  __device__ void multiply_tiles(int op, const Fragments (&x)[2]) {
+  __device__ bool is_six_tile(int op, int layer, int t) const {
+    if (!W::kHasSixBits) return false;
+    const DecoderLayerParams& of = at_.p.layers[layer].of;
+    if (op == kOut) return is_six(of.o);
+    if (op == kGateUp) return is_six(t % 2 == 0 ? of.gate : of.up);
+    int tile = at_.sm + t * kSms;
+    return is_six(qkv_weight(of, tile));
+  }
+
+  // A tile has blocks of sixteen chunks, and gate and up have a tile each of a pair.
+  __device__ void multiply_tiles(int op, int layer, const Factors (&x)[2]) {
     Shared& s = at_.s;
     const int tiles = op == kQkv ? qkv_tiles_ : op == kOut ? tiles_ : 2 * pairs_;
     const uint32_t ready = shared_address(op == kQkv ? s.qkv_ready : op == kOut ? s.out_ready : s.gate_up_ready);
@@ -135,18 +141,22 @@ class ProductWarps {
     to += at_.warp * kTileRows + at_.lane / 4;
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
-      const uint8_t *block0 = wait_block(slot_), *block1 = wait_block(slot_ + 1);
-      const float2 terms0 = multiply<W>(block0, x[0], at_.lane), terms1 = multiply<W>(block1, x[1], at_.lane);
-      store_terms(to, terms0, at_.lane), store_terms(to + kProductWarps * kTileRows, terms1, at_.lane);
+      const bool six = is_six_tile(op, layer, t);
+      const uint32_t second = slot_ + ring_.slots_of(six);
+      const uint8_t* const blocks[2] = {ring_.wait_block(slot_, at_.warp, six),
+                                        ring_.wait_block(second, at_.warp, six)};
+      float2 terms[2];
+      multiply<W>(terms, blocks, x[0], x[1], six, at_.lane);
+      store_terms(to, terms[0], at_.lane), store_terms(to + kProductWarps * kTileRows, terms[1], at_.lane);
       __syncwarp();
       if (at_.lane == 0) {
-        ring_.free(slot_), ring_.free(slot_ + 1);
+        ring_.free_block(slot_, at_.warp, six), ring_.free_block(second, at_.warp, six);
         if (op != kGateUp)
           barrier_arrive(ready + static_cast<uint32_t>(t) * kBarrierBytes);
         else if (t % 2 == 1)
           barrier_arrive(ready + static_cast<uint32_t>(t / 2) * kBarrierBytes);
       }
-      to += kChunks * kTileRows, slot_ += 2;
+      to += kChunks * kTileRows, slot_ = second + ring_.slots_of(six);
     }
   }
 
@@ -155,6 +165,7 @@ class ProductWarps {
   __device__ void multiply_down(int layer) {
     Shared& s = at_.s;
     const uint32_t h_ready = shared_address(s.h_ready);
+    const bool six = W::kHasSixBits && is_six(at_.p.layers[layer].of.down);
     float* to = &s.down_terms[0][0][0] + at_.warp * kTileRows + at_.lane / 4;
 #pragma unroll 1
     for (int step = 0; step < kDownSteps; ++step) {
@@ -162,26 +173,28 @@ class ProductWarps {
       guarded_wait(h_ready + static_cast<uint32_t>(step) * kBarrierBytes, static_cast<uint32_t>(layer) & 1);
       // The next norm comes soon. What is on its way by then should be little.
       if (step == kNarrowStep && is_first_thread()) ring_.set_window(at_.p.narrow);
-      Fragments x;
-      x.load(s.h_codes + c * kColumns, at_.lane), x.half_sums = s.h_sums[c];
-      const uint32_t second = tiles_ == 2 ? slot_ + 1 : slot_;
-      const uint8_t *block0 = wait_block(slot_), *block1 = wait_block(second);
-      const float2 terms0 = multiply<W>(block0, x, at_.lane), terms1 = multiply<W>(block1, x, at_.lane);
-      store_terms(to, terms0, at_.lane), store_terms(to + kFfnChunks * kTileRows, terms1, at_.lane);
+      Factors x;
+      x.set_codes(s.h_codes + c * kColumns, at_.lane), x.sums.load(s.h_sums[c], at_.lane);
+      const uint32_t second = tiles_ == 2 ? slot_ + ring_.slots_of(six) : slot_;
+      const uint8_t* const blocks[2] = {ring_.wait_block(slot_, at_.warp, six),
+                                        ring_.wait_block(second, at_.warp, six)};
+      float2 terms[2];
+      multiply<W>(terms, blocks, x, x, six, at_.lane);
+      store_terms(to, terms[0], at_.lane), store_terms(to + kFfnChunks * kTileRows, terms[1], at_.lane);
       __syncwarp();
       if (at_.lane == 0) {
-        ring_.free(slot_);
-        if (tiles_ == 2) ring_.free(second);
+        ring_.free_block(slot_, at_.warp, six);
+        if (tiles_ == 2) ring_.free_block(second, at_.warp, six);
         if (step == kDownSteps - 1) barrier_arrive(shared_address(&s.down_ready));
       }
-      to += kProductWarps * kTileRows, slot_ += static_cast<uint32_t>(tiles_);
+      to += kProductWarps * kTileRows, slot_ = second + ring_.slots_of(six);
     }
   }
 
   static constexpr int kNarrowStep = 5;
 
   const Place& at_;
-  Ring ring_;
+  Ring<W> ring_;
   int qkv_tiles_, tiles_, pairs_;
   uint32_t slot_ = 0;  // the next one
 };

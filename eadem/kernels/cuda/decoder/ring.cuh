@@ -5,7 +5,7 @@
 // to the window, since small loads of other warps wait behind all that was asked for before them.
 #pragma once
 
-#include "eadem/kernels/cuda/decoder/place.cuh"
+#include "eadem/kernels/cuda/decoder/weights.cuh"
 #include "eadem/kernels/cuda/instructions/mma.cuh"
 #include "eadem/kernels/cuda/instructions/tensor_map.cuh"
 
@@ -52,8 +52,8 @@ __device__ inline void init_barriers(Shared& s) {
   const auto init = [](uint64_t* barriers, int count, int arrivals) {
     for (int i = 0; i < count; ++i) barrier_init(shared_address(barriers + i), arrivals);
   };
-  init(&s.full[0][0], kSlots * kSlotParts, 1);
-  init(s.empty, kSlots, kProductWarps);
+  init(&s.full[0][0], kMostSlots * kSlotParts, 1);
+  init(s.empty, kMostSlots, kProductWarps);
   init(s.qkv_ready, kMostQkvTiles, kProductWarps);
   init(s.out_ready, kMostTiles, kProductWarps);
   init(s.gate_up_ready, kMostPairs, kProductWarps);
@@ -65,13 +65,19 @@ __device__ inline void init_barriers(Shared& s) {
 // Where keys or values begin in a slot.
 __device__ inline uint32_t rows_of_slot(uint32_t slot_address) { return (slot_address + 1023) / 1024 * 1024; }
 
-// Slots are numbered through all layers; slot i stands at i % kSlots.
+// Slots are numbered through all layers; slot i stands at i % W::kSlots. W: the weights.
+template <typename W>
 struct Ring {
+  static constexpr int kSlots = W::kSlots, kSlotBytes = W::kSlotBytes, kBytes = kSlots * kSlotBytes;
+  static_assert(kSlots <= kMostSlots && kSlots >= 2 * kSplitSlots && kSlotBytes % 256 == 0);
+  static_assert(kSlotParts * kPartRowsBytes + 1024 - 256 <= kSlotBytes);
+
   Shared& s;
+  uint8_t* slots;
   uint32_t full, empty;  // addresses of the barriers
 
-  __device__ explicit Ring(Shared& shared)
-      : s(shared), full(shared_address(shared.full)), empty(shared_address(shared.empty)) {}
+  __device__ explicit Ring(const Place& at)
+      : s(at.s), slots(at.ring), full(shared_address(at.s.full)), empty(shared_address(at.s.empty)) {}
 
   __device__ uint32_t full_at(uint32_t slot, uint32_t part) const {
     return full + (slot % kSlots * kSlotParts + part) * kBarrierBytes;
@@ -80,12 +86,12 @@ struct Ring {
 
   __device__ const uint8_t* wait(uint32_t slot, int part) const {
     guarded_wait(full_at(slot, static_cast<uint32_t>(part)), slot / kSlots & 1);
-    return s.ring[slot % kSlots];
+    return slots + slot % kSlots * kSlotBytes;
   }
   // The address of part `part` of the keys or values whose first slot is `slot`.
   __device__ uint32_t rows_at(uint32_t slot, int part) const {
     slot += static_cast<uint32_t>(part) / kSlotParts;
-    return rows_of_slot(shared_address(s.ring[slot % kSlots])) +
+    return rows_of_slot(shared_address(slots + slot % kSlots * kSlotBytes)) +
            static_cast<uint32_t>(part) % kSlotParts * kPartRowsBytes;
   }
   __device__ uint32_t wait_rows(uint32_t slot, int part) const {
@@ -94,33 +100,55 @@ struct Ring {
   }
   // By one lane of each warp that multiplies.
   __device__ void free(uint32_t slot) const { barrier_arrive(empty_at(slot)); }
+  // The block of a warp that multiplies, of eight whose first slot is `slot`. `six`: of q6_k.
+  __device__ const uint8_t* wait_block(uint32_t slot, int warp, bool six) const {
+    const int in_slot = warp % blocks_of_slot(six);
+    return wait(slot_of(slot, warp, six), in_slot * kSlotParts / blocks_of_slot(six)) + in_slot * W::block_bytes(six);
+  }
+  __device__ void free_block(uint32_t slot, int warp, bool six) const {
+    // Half of the warps have blocks in a slot of six bits, and count for the others.
+    barrier_arrive(empty_at(slot_of(slot, warp, six)), slots_of(six));
+  }
+  // How many slots the blocks of eight chunks take.
+  __device__ static constexpr uint32_t slots_of(bool six) { return W::kHasSixBits && six ? 2 : 1; }
+  __device__ static constexpr int blocks_of_slot(bool six) { return kProductWarps / static_cast<int>(slots_of(six)); }
+  __device__ static constexpr uint32_t part_bytes(bool six) {
+    return static_cast<uint32_t>(blocks_of_slot(six) / kSlotParts * W::block_bytes(six));
+  }
   // By one thread.
   __device__ void set_window(uint32_t parts) const { *const_cast<volatile uint32_t*>(&s.window) = parts; }
+
+ private:
+  __device__ static uint32_t slot_of(uint32_t slot, int warp, bool six) {
+    return slot + static_cast<uint32_t>(warp / blocks_of_slot(six));
+  }
 };
 
-// One thread. W: the weights.
+// A warp, of which lane 0 copies, and all lanes look up where rows of the cache are. W: the weights.
 template <typename W>
 class CopyWarp {
  public:
   __device__ explicit CopyWarp(const Place& at)
-      : at_(at), ring_(at.s), slots_(shared_address(at.s.ring)), policy_(l2_policy<L2Policy::evict_first>()) {}
+      : at_(at), ring_(at), slots_(shared_address(at.ring)), policy_(l2_policy<L2Policy::evict_first>()) {}
 
   __device__ void run() {
+    constexpr int kKnown = kWarp / kSplitBoxes;  // items whose boxes the lanes hold at once
     const int sm = at_.sm;
+    find_rows(first_item(sm));
+    const bool finds_again = first_item(sm) + kKnown * kSms < at_.items();
 #pragma unroll 1
     for (int i = 0; i < at_.p.num_layers; ++i) {
       const Layer& layer = at_.p.layers[i];
+      if (at_.lane == 0) prefetch_map(layer.k_map), prefetch_map(layer.v_map);
       for (int t = sm; t < kQkvTiles; t += kSms) {
-        if (t < kQTiles)
-          copy_tile(layer.of.q, t);
-        else if (t < kQTiles + kKvTiles)
-          copy_tile(layer.of.k, t - kQTiles);
-        else
-          copy_tile(layer.of.v, t - kQTiles - kKvTiles);
+        int tile = t;
+        const DecoderWeight& weight = qkv_weight(layer.of, tile);
+        copy_tile(weight, tile);
       }
-      for (int item = first_item(sm); item < at_.items(); item += kSms) {
-        copy_split(layer.k_map, Item(item));
-        copy_split(layer.v_map, Item(item));
+      for (int n = 0, item = first_item(sm); item < at_.items(); ++n, item += kSms) {
+        if (finds_again && n % kKnown == 0) find_rows(item);
+        copy_split(layer.k_map, Item(item), n % kKnown * kSplitBoxes);
+        copy_split(layer.v_map, Item(item), n % kKnown * kSplitBoxes);
       }
       for (int t = sm; t < kTiles; t += kSms) copy_tile(layer.of.o, t);
       for (int t = 0; t < pairs_of(sm); ++t) {
@@ -135,40 +163,55 @@ class CopyWarp {
 
  private:
   // A tile of a weight with rows of kHidden.
-  __device__ void copy_tile(const void* weight, int tile) {
+  __device__ void copy_tile(const DecoderWeight& weight, int tile) {
 #pragma unroll 1
     for (int b = 0; b < kChunks; b += kProductWarps) copy_blocks(weight, tile * kChunks + b);
   }
-  __device__ void copy_blocks(const void* weight, int first) {
-    const uint8_t* from = static_cast<const uint8_t*>(weight) + int64_t{first} * W::kBlockBytes;
-    constexpr uint32_t kPartBytes = kPartBlocks * W::kBlockBytes;
-    fill_slot([&](uint32_t slot, uint32_t part, uint32_t full) {
-      barrier_arrive_expecting(full, kPartBytes);
-      copy_bulk_async(slot + part * kPartBytes, from + part * kPartBytes, kPartBytes, full, policy_);
-    });
-  }
-  // The keys or values of an item, of earlier tokens. A box lies in one block of the cache. Parts that have none arrive
-  // at once.
-  __device__ void copy_split(const CUtensorMap& map, const Item& item) {
-    const int box_rows = at_.p.box_rows, keys = at_.position() - item.first_key;
-    const uint32_t panel = kPartRowsBytes / 2, box_bytes = static_cast<uint32_t>(box_rows * kRowBytes);
+  __device__ void copy_blocks(const DecoderWeight& weight, int first) {
+    const bool six = is_six(weight);
+    const uint8_t* from = static_cast<const uint8_t*>(weight.blocks) + int64_t{first} * W::block_bytes(six);
+    const uint32_t part_bytes = Ring<W>::part_bytes(six);
 #pragma unroll 1
-    for (int first = 0; first < kSplitKeys; first += kSlotParts * kPartKeys)
+    for (uint32_t i = 0; i < Ring<W>::slots_of(six); ++i)
       fill_slot([&](uint32_t slot, uint32_t part, uint32_t full) {
-        const int begin = first + static_cast<int>(part) * kPartKeys, end = min(begin + kPartKeys, keys);
-        const int boxes = max(end - begin + box_rows - 1, 0) / box_rows;
-        barrier_arrive_expecting(full, static_cast<uint32_t>(boxes) * box_bytes);
-        uint32_t to = rows_of_slot(slot) + part * kPartRowsBytes;
-        for (int key = begin; key < end; key += box_rows, to += box_bytes / 2) {
-          const int row = cache_row(at_, item.kv_head, item.first_key + key);
-          copy_box_async(to, map, row, 0, full, policy_);
-          copy_box_async(to + panel, map, row, 1, full, policy_);
+        if (at_.lane == 0) {
+          barrier_arrive_expecting(full, part_bytes);
+          copy_bulk_async(slot + part * part_bytes, from, part_bytes, full, policy_);
         }
+        from += part_bytes;
+      });
+  }
+  // Lane l finds the row of the cache at which box l begins, of the items from `item` on. A box lies in one block.
+  __device__ void find_rows(int item) {
+    const Item of(item + at_.lane / kSplitBoxes * kSms);
+    const int key = of.first_key + at_.lane % kSplitBoxes * kBoxKeys;
+    row_ = key < at_.position() ? cache_row(at_, of.kv_head, key) : 0;
+  }
+  // The keys or values of an item, of earlier tokens, of which lane `first_lane` has the first box. Parts that have
+  // none arrive at once.
+  __device__ void copy_split(const CUtensorMap& map, const Item& item, int first_lane) {
+    constexpr int kPartBoxes = kPartKeys / kBoxKeys;
+    const int all_boxes = (at_.position() - item.first_key + kBoxKeys - 1) / kBoxKeys;
+    int box = 0;
+#pragma unroll 1
+    for (int slot_of_split = 0; slot_of_split < kSplitSlots; ++slot_of_split)
+      fill_slot([&](uint32_t slot, uint32_t part, uint32_t full) {
+        const int boxes = min(max(all_boxes - box, 0), kPartBoxes);
+        if (at_.lane == 0) barrier_arrive_expecting(full, static_cast<uint32_t>(boxes * kBoxBytes));
+        const uint32_t to = rows_of_slot(slot) + part * kPartRowsBytes;
+#pragma unroll
+        for (int b = 0; b < kPartBoxes; ++b) {
+          const int row = __shfl_sync(kAllLanes, row_, first_lane + box + b);
+          if (b < boxes && at_.lane == 0)
+            copy_box_async(to + static_cast<uint32_t>(b * kBoxBytes), map, row, 0, full, policy_);
+        }
+        box += kPartBoxes;
       });
   }
   // Calls copy(address of the slot, part, barrier) for each part.
   template <typename Copy>
   __device__ void fill_slot(const Copy& copy) {
+    constexpr uint32_t kSlots = W::kSlots;
     if (slot_ >= kSlots) guarded_wait(ring_.empty_at(slot_), (slot_ / kSlots - 1) & 1);
 #pragma unroll 1
     for (uint32_t part = 0; part < kSlotParts; ++part) {
@@ -177,15 +220,17 @@ class CopyWarp {
       const uint32_t number = kSlotParts * slot_ + part, before = number - window;
       if (number >= window)
         guarded_wait(ring_.full_at(before / kSlotParts, before % kSlotParts), before / kSlotParts / kSlots & 1);
-      copy(slots_ + slot_ % kSlots * kSlotBytes, part, ring_.full_at(slot_, part));
+      __syncwarp();
+      copy(slots_ + slot_ % kSlots * W::kSlotBytes, part, ring_.full_at(slot_, part));
     }
     ++slot_;
   }
 
   const Place& at_;
-  Ring ring_;
+  Ring<W> ring_;
   uint32_t slots_;
   uint64_t policy_;
+  int row_ = 0;
   uint32_t slot_ = 0;
 };
 

@@ -71,7 +71,8 @@ class SumWarps {
   int i_, row_;
 };
 
-// Warp i has chunks i and i + 4 of each step.
+// Warp i has chunks i and i + 4 of each step. W: the weights.
+template <typename W>
 class RoundWarps {
  public:
   __device__ explicit RoundWarps(const Place& at) : at_(at), i_(at.warp - kProductWarps - kSumWarps) {}
@@ -82,7 +83,7 @@ class RoundWarps {
 #pragma unroll 1
     for (int layer = 0; layer < at_.p.num_layers; ++layer) {
       const uint32_t epoch = at_.epoch + static_cast<uint32_t>(layer) + 1;
-      if (i_ == 0 && at_.sm < kMergeSms) merge_splits(at_, layer, epoch);
+      if (at_.sm < kMergeSms) merge_splits(at_, i_, layer, epoch);
 #pragma unroll 1
       for (int step = 0; step < kDownSteps; ++step) {
         const int c = kProductWarps * step + i_;
@@ -90,16 +91,18 @@ class RoundWarps {
         fetch_chunks(d, at_, at_.p.h, kCountH, kTilesOfChunk * (static_cast<uint32_t>(layer) + 1), c, kRoundWarps,
                      epoch);
         float v[2][8], scales[2];
-        int2 half_sums[2];
+        int sums[2];
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) v[n][2 * i] = low_bf16(d[n][i]), v[n][2 * i + 1] = high_bf16(d[n][i]);
         uint8_t* to[2] = {s.h_codes + c * kColumns, s.h_codes + (c + kRoundWarps) * kColumns};
-        round_chunks(to, scales, half_sums, v, at_.lane);
+        round_chunks(to, scales, sums, v, at_.lane);
 #pragma unroll
-        for (int n = 0; n < 2; ++n)
-          if (at_.lane == 0) s.h_scales[c + n * kRoundWarps] = scales[n], s.h_sums[c + n * kRoundWarps] = half_sums[n];
+        for (int n = 0; n < 2; ++n) {
+          if (at_.lane == 0) s.h_scales[c + n * kRoundWarps] = scales[n];
+          typename W::Sums(sums[n], at_.lane).store(s.h_sums[c + n * kRoundWarps], at_.lane);
+        }
         __syncwarp();
         if (at_.lane == 0) barrier_arrive(h_ready + static_cast<uint32_t>(step) * kBarrierBytes);
       }

@@ -141,6 +141,10 @@ __device__ inline void fence_barriers() { asm volatile("fence.mbarrier_init.rele
 __device__ inline void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// Counts as `arrivals` threads.
+__device__ inline void barrier_arrive(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
 // Waits for the end of the phase with this parity; the first phase has parity 0. The thread sleeps until then, so that
 // it takes no turns of others; the hint, in nanoseconds, is for how long at most before it looks again.
 __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {

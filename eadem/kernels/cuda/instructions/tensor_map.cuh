@@ -66,6 +66,11 @@ inline cudaError_t make_code_map(CUtensorMap& map, const void* data, int64_t row
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+// Brings a map near, so that the first copy by it does not wait for it.
+__device__ inline void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 // Copies the box that begins at a row and a panel to `shared`, a multiple of 1024 bytes; `barrier` counts its bytes,
 // also those beyond the matrix.
 __device__ inline void copy_box_async(uint32_t shared, const CUtensorMap& map, int row, int panel, uint32_t barrier,

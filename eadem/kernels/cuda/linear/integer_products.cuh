@@ -189,6 +189,7 @@ struct IntegerTokens {
   uint4 codes[kTiles][kFragmentPieces];  // of token g
   uint32_t sums[kTiles][2];              // of token g, of the halves of groups t and t + 4: f16
 
+  IntegerTokens() = default;
   __device__ IntegerTokens(const IntegerRows& rows, const LinearStreamParams& p, int chunk, int lane) {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The types of weights that the kernel is compiled for: 4 bits in groups, and K-quants. Each says how large the slots
+// of the ring are, what a product needs of the sums of an activation's codes, and what a term is.
+#pragma once
+
+#include "eadem/kernels/cuda/decoder/place.cuh"
+#include "eadem/kernels/cuda/linear/integer_products.cuh"
+
+namespace eadem::kernels::cuda::decoder {
+
+// A lane's fragments of the codes of a chunk: of piece i, those at 4 i + lane % 4 of `codes`.
+__device__ inline uint4 fragment_of(const uint8_t* codes, int piece, int lane) {
+  return reinterpret_cast<const uint4*>(codes)[piece * 4 + lane % 4];
+}
+
+// 4 bits with a scale of type Scale for each 128 columns, and zero points or none.
+template <typename Scale, bool kHasZeros>
+struct Groups {
+  static constexpr FragmentLayout kLayout = kKnownLayouts[kHasZeros ? kZeroGroupLayout : kGroupLayout];
+  static constexpr int kSlots = 11, kSlotBytes = kProductWarps * kKnownLayouts[kZeroGroupLayout].block_bytes;
+  static constexpr bool kHasSixBits = false;
+  __device__ static constexpr int block_bytes(bool /*six*/) { return kLayout.block_bytes; }
+
+  // Of each half of a chunk, the same in all lanes.
+  struct Sums {
+    int half[2];
+
+    Sums() = default;
+    // By a warp: of the sums of eight codes that the lanes have.
+    __device__ Sums(int sum, int lane)
+        : half{__reduce_add_sync(kAllLanes, lane < 16 ? sum : 0), __reduce_add_sync(kAllLanes, lane < 16 ? 0 : sum)} {}
+    __device__ void store(uint32_t (&to)[kSumWords], int lane) const {
+      if (lane == 0) to[0] = static_cast<uint32_t>(half[0]), to[1] = static_cast<uint32_t>(half[1]);
+    }
+    __device__ void load(const uint32_t (&from)[kSumWords], int /*lane*/) {
+      half[0] = static_cast<int>(from[0]), half[1] = static_cast<int>(from[1]);
+    }
+  };
+
+  // What a lane multiplies blocks by.
+  struct Factors {
+    uint4 b[kFragmentPieces];
+    Sums sums;
+
+    // `codes`: of a chunk, in shared memory.
+    __device__ void set_codes(const uint8_t* codes, int lane) {
+#pragma unroll
+      for (int piece = 0; piece < kFragmentPieces; ++piece) b[piece] = fragment_of(codes, piece, lane);
+    }
+  };
+
+  // By a warp: the terms of rows g and g + 8 of a block, in lanes 4 g.
+  template <bool kSix>
+  __device__ static float2 multiply(const uint8_t* block, const Factors& x, int lane) {
+    constexpr uint32_t kLow = 0x0f0f0f0fu, kHigh = 0xf0f0f0f0u;
+    uint4 w[kFragmentPieces];
+#pragma unroll
+    for (int piece = 0; piece < kFragmentPieces; ++piece)
+      w[piece] = reinterpret_cast<const uint4*>(block)[piece * kWarp + lane];
+    // [2 halves][16 rows]
+    const auto* scales = reinterpret_cast<const Scale*>(block + kLayout.scales) + lane / 4;
+    const uint8_t* zeros = block + kLayout.zeros + lane / 4;
+    // A sum begins with minus the zero point times the sum of x's codes, which subtracts the zero point from each code
+    // of the weight. Codes of row g + 8 stay in the high bits of their bytes, and so are times 16.
+    int sums[2][4];  // by half
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int zero0 = kHasZeros ? zeros[half * kTileRows] : kLayout.zero;
+      const int zero1 = kHasZeros ? zeros[half * kTileRows + 8] : kLayout.zero;
+      sums[half][0] = sums[half][1] = -zero0 * x.sums.half[half];
+      sums[half][2] = sums[half][3] = -16 * zero1 * x.sums.half[half];
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {  // two chains take turns
+        const uint4 a = w[2 * half + i], b = x.b[2 * half + i];
+        mma(sums[half], {a.x & kLow, a.x & kHigh, a.y & kLow, a.y & kHigh}, b.x, b.y);
+        mma(sums[half], {a.z & kLow, a.z & kHigh, a.w & kLow, a.w & kHigh}, b.z, b.w);
+      }
+    const auto term = [](int half0, int half1, float factor, float by0, float by1) {
+      return fmaf(static_cast<float>(half1) * factor, by1, __fmul_rn(static_cast<float>(half0) * factor, by0));
+    };
+    const auto scale_of = [&](int half, int row) { return load(scales + half * kTileRows + row); };
+    return {term(sums[0][0], sums[1][0], of_row(0), scale_of(0, 0), scale_of(1, 0)),
+            term(sums[0][2], sums[1][2], of_row(1), scale_of(0, 8), scale_of(1, 8))};
+  }
+};
+
+// q4_k and q6_k, of which each weight of a layer is one. Blocks of q6_k lie in two slots, four in each.
+struct KQuants {
+  static constexpr int kSlots = 10, kSlotBytes = kProductWarps * kFourBits.block_bytes;
+  static constexpr bool kHasSixBits = true;
+  __device__ static constexpr int block_bytes(bool six) { return six ? kSixBits.block_bytes : kFourBits.block_bytes; }
+
+  // Of 16 columns each, as f16 times 2^-12: word t of lane 4 g + t has the two of columns 32 t to 32 t + 31, and those
+  // of 128 columns further.
+  struct Sums {
+    uint32_t words[2];
+
+    Sums() = default;
+    __device__ Sums(int sum, int lane) {
+      sum += __shfl_xor_sync(kAllLanes, sum, 1);
+      const float scaled = static_cast<float>(sum) * 0x1p-12f, next = __shfl_down_sync(kAllLanes, scaled, 2);
+      const uint32_t pair = bits_of(__floats2half2_rn(scaled, next));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) words[i] = __shfl_sync(kAllLanes, pair, lane % 4 * 4 + i * 16);
+    }
+    __device__ void store(uint32_t (&to)[kSumWords], int lane) const {
+      if (lane < 4) to[lane] = words[0], to[lane + 4] = words[1];
+    }
+    __device__ void load(const uint32_t (&from)[kSumWords], int lane) {
+      words[0] = from[lane % 4], words[1] = from[lane % 4 + 4];
+    }
+  };
+
+  // What a lane multiplies blocks by. Codes are loaded for each block, as registers for them are more than there are.
+  struct Factors {
+    const uint8_t* codes;
+    Sums sums;
+
+    __device__ void set_codes(const uint8_t* of_chunk, int /*lane*/) { codes = of_chunk; }
+  };
+
+  // By a warp: the terms of rows g and g + 8 of a block, in lanes 4 g.
+  template <bool kSix>
+  __device__ static float2 multiply(const uint8_t* block, const Factors& x, int lane) {
+    IntegerTokens<1> tokens;
+#pragma unroll
+    for (int piece = 0; piece < kFragmentPieces; ++piece) tokens.codes[0][piece] = fragment_of(x.codes, piece, lane);
+    tokens.sums[0][0] = x.sums.words[0], tokens.sums[0][1] = x.sums.words[1];
+    float u[1][4];
+    if constexpr (kSix)
+      multiply_six_bits(u, tokens, block, lane);
+    else
+      multiply_four_bits(u, tokens, block, lane);
+    return {u[0][0], u[0][2]};
+  }
+};
+
+// By a warp: the terms of two blocks. `six`: they are of q6_k.
+template <typename W>
+__device__ inline void multiply(float2 (&terms)[2], const uint8_t* const (&blocks)[2], const typename W::Factors& x0,
+                                const typename W::Factors& x1, bool six, int lane) {
+  if (W::kHasSixBits && six) {
+    terms[0] = W::template multiply<true>(blocks[0], x0, lane);
+    terms[1] = W::template multiply<true>(blocks[1], x1, lane);
+  } else {
+    terms[0] = W::template multiply<false>(blocks[0], x0, lane);
+    terms[1] = W::template multiply<false>(blocks[1], x1, lane);
+  }
+}
+
+}  // namespace eadem::kernels::cuda::decoder
