@@ -104,9 +104,10 @@ TEST_P(CudaEngine, BatchMatesDoNotChangeBits) {
     expect_same_bits(together[i], logits_at(*engine, {three[i]}, {300})[0], fmt::format("sequence {}", i));
 }
 
-// Hooks see values that were rounded for products decoded, and so near the values themselves: by half a step of 127 to
-// the largest of 256 columns, or by half of the last of three bits behind a leading one, or by half of 2^-6 where
-// the largest of a row is 448, which is the smallest code but 0. A tenth is for the rounding of scales.
+// Hooks see values that a kernel has rounded for products as numbers again, which lie near the values before rounding.
+// An int8 code is off by half a step, of which the largest of 256 columns has 127. A code of e4m3 has three bits behind
+// its leading one, so it is off by 1/16 of the value; the smallest code but 0 is 2^-6, where the row's largest is 448,
+// and half of it is the error around 0. A tenth is added for the rounding of scales.
 TEST_P(CudaEngine, HooksSeeValuesThatWereRounded) {
   EngineOptions options;
   options.disabled_fusions = {"all"};

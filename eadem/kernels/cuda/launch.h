@@ -412,7 +412,7 @@ struct DecoderLayersParams {
   int64_t block_size, cache_rows, max_splits;  // cache_rows as above; the most splits that the token's keys have
   float eps, mlp_eps, scale;                   // of the norms, of attention
   double bytes_per_second;                     // of the device's memory
-  // Of weights in groups: the type of scales, f16 or bf16, and whether there are zero points.
+  // Weights in groups have scales of this type, f16 or bf16, and zero points or none. K-quants do not read these two.
   FragmentLayout::Scale scale_type;
   bool has_zeros;
 };

@@ -108,7 +108,7 @@ inline constexpr int kSumWords = 8;
 template <int kTilesOfSm, int kNum>
 using Terms = float[kTilesOfSm][kNum][kTileRows];
 
-// What blocks of threads keep in shared memory, beside the ring. Members of a union are never in use at once: one is
+// A block of threads has this in shared memory, behind the ring. Members of a union are never in use at once: one is
 // written only when all multiprocessors have given results for which the other one was read.
 struct Shared {
   union {

@@ -22,12 +22,12 @@ struct Groups {
   static constexpr bool kHasSixBits = false;
   __device__ static constexpr int block_bytes(bool /*six*/) { return kLayout.block_bytes; }
 
-  // Of each half of a chunk, the same in all lanes.
+  // The sums of the codes of each half of a chunk. All lanes have the same.
   struct Sums {
     int half[2];
 
     Sums() = default;
-    // By a warp: of the sums of eight codes that the lanes have.
+    // Called by a warp. `sum`: of the eight codes that the lane has.
     __device__ Sums(int sum, int lane)
         : half{__reduce_add_sync(kAllLanes, lane < 16 ? sum : 0), __reduce_add_sync(kAllLanes, lane < 16 ? 0 : sum)} {}
     __device__ void store(uint32_t (&to)[kSumWords], int lane) const {
@@ -94,8 +94,8 @@ struct KQuants {
   static constexpr bool kHasSixBits = true;
   __device__ static constexpr int block_bytes(bool six) { return six ? kSixBits.block_bytes : kFourBits.block_bytes; }
 
-  // Of 16 columns each, as f16 times 2^-12: word t of lane 4 g + t has the two of columns 32 t to 32 t + 31, and those
-  // of 128 columns further.
+  // The sums of the codes of 16 columns each, as f16 times 2^-12. A word has two of them: those of lane 4 g + t are of
+  // columns 32 t to 32 t + 31, and of the columns 128 further.
   struct Sums {
     uint32_t words[2];
 
