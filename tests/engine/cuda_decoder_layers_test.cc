@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/io/files/atomic_file.h"
 #include "eadem/kernels/cuda/cuda_device.h"
@@ -60,6 +61,7 @@ class CudaDecoderLayers : public testing::TestWithParam<const char*> {
       return BlockEncoding::find(more == (parameter.find("layers.0.") != std::string::npos) ? "q6_k" : "q4_k");
     }
     if (const Encoding* groups = GroupEncoding::find(weights)) return groups;
+    if (const Encoding* floats = Fp8Encoding::find(weights)) return floats;
     return BlockEncoding::find(weights);
   }
 
@@ -135,7 +137,8 @@ TEST_P(CudaDecoderLayers, AreOneLaunch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Weights, CudaDecoderLayers,
-                         testing::Values("int4_g128_f16", "int4_g128_bf16", "int4_g128_f16_zeros", "q4_k", "mixed"),
+                         testing::Values("int4_g128_f16", "int4_g128_bf16", "int4_g128_f16_zeros", "q4_k", "mixed",
+                                         "fp8_e4m3_channel"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

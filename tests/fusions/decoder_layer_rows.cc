@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/fusions/decoder_layers.h"
 
@@ -71,7 +72,8 @@ DecoderLayerRow row_of(const LayerSizes& s, const Sequence& sequence, const std:
                        layers == 1 ? "" : "s", fmt::join(stored, " and ")),
            std::move(op), std::move(types), symbols},
           layers,
-          s.hidden == kSmall.hidden};
+          s.hidden == kSmall.hidden,
+          Fp8Encoding::of(weights[0].encoding) != nullptr};
 }
 
 }  // namespace
@@ -80,15 +82,16 @@ std::vector<DecoderLayerRow> decoder_layer_rows(DType activations) {
   const std::vector<TensorType> bf16 = {TensorType(DType::bf16, {})},
                                 groups_of_128 = {TensorType(DType::f32, {}, GroupEncoding::find("int4_g128_f16"))},
                                 k_quants = {TensorType(DType::f32, {}, BlockEncoding::find("q4_k")),
-                                            TensorType(DType::f32, {}, BlockEncoding::find("q6_k"))};
+                                            TensorType(DType::f32, {}, BlockEncoding::find("q6_k"))},
+                                floats = {TensorType(DType::f32, {}, Fp8Encoding::find("fp8_e4m3_channel"))};
   std::vector<DecoderLayerRow> rows;
-  for (const std::vector<TensorType>& weights : {bf16, groups_of_128, k_quants})
+  for (const std::vector<TensorType>& weights : {bf16, groups_of_128, k_quants, floats})
     for (const Sequence& sequence : {Sequence{1, 1}, {3, 16}, {1, 70}})
       for (const size_t layers : {1, 3}) rows.push_back(row_of(kSmall, sequence, weights, activations, layers));
   rows.push_back(row_of(kLlama, {19, 16}, k_quants, activations, 1));
   for (const Sequence& sequence : {Sequence{19, 16}, {1, 301}, {257, 16}})
     rows.push_back(row_of(kLlama, sequence, groups_of_128, activations, 1));
-  rows.push_back(row_of(kLlama, {19, 16}, groups_of_128, activations, 3));
+  for (const auto& weights : {groups_of_128, floats}) rows.push_back(row_of(kLlama, {19, 16}, weights, activations, 3));
   return rows;
 }
 

@@ -13,11 +13,12 @@ namespace eadem::test {
 struct DecoderLayerRow {
   ops::Workload row;
   size_t layers;
-  bool is_small;  // quick to compute by definition
+  bool is_small;   // quick to compute by definition
+  bool is_floats;  // weights are in e4m3
 };
 
-// Activations in `activations`; in small rows weights of every kind, in large ones of 4 bits in groups of 128
-// and K-quants.
+// Activations in `activations`; in small rows weights of every kind, in large ones of 4 bits in groups of 128,
+// K-quants and e4m3.
 std::vector<DecoderLayerRow> decoder_layer_rows(DType activations);
 
 }  // namespace eadem::test

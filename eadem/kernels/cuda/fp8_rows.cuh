@@ -42,13 +42,25 @@ __device__ inline float without_subnormals(float quotient) {
   return size < 0x1p-6f ? copysignf(size > 0x1p-7f ? 0x1p-6f : 0.0f, quotient) : quotient;
 }
 
-// Divides by the scale of a row, correctly rounded.
+// Divides by the scale of a row, correctly rounded; by one that is not positive, with 0 as the result. It has no
+// division, whose rare cases are function calls.
 class Divisor {
  public:
   __device__ explicit Divisor(float scale)
-      : scale_(scale), inverse_(1.0f / scale), is_usual_(scale > 0x1p-100f && scale < 0x1p100f) {}
+      : factor_(!(scale > 0.0f)       ? 0.0f
+                : scale <= 0x1p-100f  ? 0x1p64f
+                : !(scale < 0x1p100f) ? 0x1p-64f
+                                      : 1.0f),
+        scale_(scale * factor_) {
+    float approximate;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(approximate) : "f"(scale_));
+    inverse_ = fmaf(fmaf(-scale_, approximate, 1.0f), approximate, approximate);
+  }
   __device__ float operator()(float value) const {
-    if (!is_usual_) return scale_ > 0.0f ? value / scale_ : 0.0f;
+    if (factor_ != 1.0f) {
+      if (factor_ == 0.0f) return 0.0f;
+      value *= factor_;
+    }
     // Each correction leaves less than one unit of the last place, the second with the right rounding (Markstein 1990).
     // Where a remainder underflows, the quotient's code is 0.
     float quotient = value * inverse_;
@@ -58,8 +70,8 @@ class Divisor {
   }
 
  private:
+  float factor_;  // of value and scale
   float scale_, inverse_;
-  bool is_usual_;
 };
 
 // The magnitudes of values as integers, whose order is theirs; NaN is the largest.

@@ -389,8 +389,9 @@ inline constexpr int kMostDecoderLayers = 32;
 inline constexpr int64_t kDecoderBlockMultiple = 16;  // of the tokens of a block of the cache
 
 struct DecoderWeight {
-  const void* blocks;
-  IntegerCodes codes;
+  const void* blocks;   // or codes of e4m3 [out, in]
+  const float* scales;  // [out]: of the rows of e4m3, else null
+  IntegerCodes codes;   // none: e4m3
 };
 struct DecoderLayerParams {
   const float *norm, *mlp_norm;  // [hidden]

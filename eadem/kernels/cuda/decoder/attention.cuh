@@ -21,7 +21,7 @@ class SplitAttention {
  public:
   __device__ SplitAttention(const Place& at, const Item& item)
       : at_(at),
-        s_(at.s),
+        s_(shared_of<W>(at)),
         ring_(at),
         item_(item),
         newest_(at.position() - item.first_key),
@@ -242,7 +242,7 @@ class SplitAttention {
   }
 
   const Place& at_;
-  Shared& s_;
+  SharedOf<W::kTermColumns>& s_;
   Ring<W> ring_;
   Item item_;
   int newest_;     // where the newest key stands behind the item's first one; perhaps beyond its last

@@ -66,13 +66,15 @@ __device__ inline void store_terms(float* to, float2 terms, int lane) {
   if (lane % 4 == 0) to[0] = terms.x, to[8] = terms.y;
 }
 
-// By a lane: a row's terms times the chunks' scales, in order.
-template <int kNum>
-__device__ inline float sum_terms(const float* terms, const float* scales) {
+// By a lane: a row of a product with a row of kWidth columns, from its terms and the scales of the activation, in
+// order. `row_scale`: of the weight's row, if it is of floats. W: the weights.
+template <typename W, int kWidth>
+__device__ inline float sum_terms(const float* terms, const float* scales, float row_scale) {
   float y = 0.0f;
 #pragma unroll 8
-  for (int c = 0; c < kNum; ++c) y = fmaf(terms[c * kTileRows], scales[c], y);
-  return y;
+  for (int c = 0; c < kWidth / W::kTermColumns; ++c)
+    y = W::kIsFloat ? y + terms[c * kTileRows] : fmaf(terms[c * kTileRows], scales[c], y);
+  return W::kIsFloat ? y * row_scale * scales[0] : y;
 }
 
 }  // namespace eadem::kernels::cuda::decoder

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // decoder_layer and decoder_layers: one token through layers of a decoder in one launch, on Hopper. The kernel is
-// compiled for one shape (decoder/layout.h), and for weights of 4 bits in groups or K-quants (decoder/weights.cuh).
+// compiled for one shape (decoder/layout.h), and for weights of 4 bits in groups, K-quants, or e4m3 with a scale for
+// each row (decoder/weights.cuh).
 #include "eadem/kernels/decoder_layers.h"
 
 #include <algorithm>
 #include <memory>
 #include <vector>
 
+#include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/linear/fragment_blocks.h"
@@ -62,14 +64,25 @@ const FragmentLayout* readable_layout(const TensorType& weight) {
   return layout == known ? &layout : nullptr;
 }
 
-// Whether a layer's weights have the shapes that the kernel is compiled for, and the layout of the first weight, or
-// are K-quants as it is.
-bool fits(const KernelRequest& request, size_t layer, const FragmentLayout* first) {
+bool has_float_rows(const TensorType& weight) {
+  const Fp8Encoding* fp8 = Fp8Encoding::of(weight.encoding);
+  return fp8 != nullptr && fp8->format() == Fp8Format{Fp8Format::Kind::e4m3, 1, 0};
+}
+
+// Whether both are weights of one type, which the kernel can read. K-quants are one type.
+bool are_alike(const TensorType& a, const TensorType& b) {
+  if (has_float_rows(a) || has_float_rows(b)) return a.encoding == b.encoding;
+  const FragmentLayout *of_a = readable_layout(a), *of_b = readable_layout(b);
+  if (of_a == nullptr || of_b == nullptr) return false;
+  return is_k_quant(*of_a) ? is_k_quant(*of_b) : *of_a == *of_b;
+}
+
+// Whether a layer's weights have the shapes that the kernel is compiled for, and the type of the first weight.
+bool fits(const KernelRequest& request, size_t layer) {
+  const TensorType& first = input(request, 0, Ports::kQWeight);
   const auto has = [&](Ports::OfLayer port, int64_t out, int64_t in) {
     const TensorType& weight = input(request, layer, port);
-    const FragmentLayout* layout = readable_layout(weight);
-    return weight.fixed(0) == out && weight.fixed(1) == in && layout != nullptr && first != nullptr &&
-           (is_k_quant(*first) ? is_k_quant(*layout) : *layout == *first);
+    return weight.fixed(0) == out && weight.fixed(1) == in && are_alike(first, weight);
   };
   constexpr int64_t kQRows = Shape::kHeads * Shape::kHeadDim, kKvRows = Shape::kKvHeads * Shape::kHeadDim;
   return has(Ports::kQWeight, kQRows, Shape::kHidden) && has(Ports::kKWeight, kKvRows, Shape::kHidden) &&
@@ -106,7 +119,7 @@ Verdict can_run_layers(const KernelRequest& request) {
       .require(attrs.gated.kind == ActivationKind::silu, "has silu alone")
       .require(attrs.qkv.matmul_input == MatmulInput::int8 && attrs.o.matmul_input == MatmulInput::int8 &&
                    attrs.down.matmul_input == MatmulInput::int8 && attrs.gated.matmul_input == MatmulInput::int8,
-               "rounds what products read to int8; matmul_input is another")
+               "rounds what products read to 8 bits; matmul_input is another")
       .require(attrs.qkv.out_dtype == DType::bf16 && attrs.gated.out_dtype == DType::bf16,
                "rounds results of products to bf16; out_dtype is another")
       .dtype("x", request.inputs[Ports::kX], {DType::bf16})
@@ -116,9 +129,9 @@ Verdict can_run_layers(const KernelRequest& request) {
     const TensorType& cache = input(request, layer, Ports::kCacheK);
     requirements
         .require(
-            fits(request, layer, readable_layout(input(request, 0, Ports::kQWeight))),
-            fmt::format("is compiled for hidden {}, intermediate {}, and weights in q4_k and q6_k, or of 4 bits in "
-                        "groups of {} with scales of 16 bits, all of one type",
+            fits(request, layer),
+            fmt::format("is compiled for hidden {}, intermediate {}, and weights in q4_k and q6_k, of 4 bits in groups "
+                        "of {} with scales of 16 bits, or in fp8_e4m3 with a scale for each row, all of one type",
                         Shape::kHidden, Shape::kFfn, kIntegerGroup))
         .dtype("norm", input(request, layer, Ports::kNorm), {DType::f32})
         .dtype("mlp_norm", input(request, layer, Ports::kMlpNorm), {DType::f32})
@@ -135,7 +148,7 @@ Verdict can_run_layers(const KernelRequest& request) {
 DecoderLayersParams fixed_params(const KernelRequest& request, int64_t max_splits, void* exchange) {
   const auto& attrs = request.attrs.get<DecoderLayerAttrs>();
   const TensorType& cache = input(request, 0, Ports::kCacheK);
-  const FragmentLayout& first = *readable_layout(input(request, 0, Ports::kQWeight));
+  const FragmentLayout* first = readable_layout(input(request, 0, Ports::kQWeight));
   DecoderLayersParams params{
       .exchange = exchange,
       .num_layers = static_cast<int>(Ports::layers(request.inputs.size())),
@@ -144,9 +157,9 @@ DecoderLayersParams fixed_params(const KernelRequest& request, int64_t max_split
       .eps = attrs.norm.eps,
       .mlp_eps = attrs.mlp_norm.eps,
       .scale = attrs.attention.attention.scale,
-      .bytes_per_second = static_cast<const CudaDevice*>(request.device)->rates().bytes_per_second,
-      .scale_type = first.scale_type,
-      .has_zeros = first.has_zeros};
+      .bytes_per_second = static_cast<const CudaDevice*>(request.device)->rates().bytes_per_second};
+  if (first == nullptr) return params;  // floats
+  params.scale_type = first->scale_type, params.has_zeros = first->has_zeros;
   for (size_t layer = 0; layer < Ports::layers(request.inputs.size()); ++layer)
     for (const Ports::OfLayer port : kWeights)
       weight_of(params.layers[layer], port).codes = integer_codes_of(*readable_layout(input(request, layer, port)));
@@ -157,7 +170,12 @@ void set_layer(DecoderLayerParams& params, const KernelCall& call, size_t layer)
   const auto data = [&](Ports::OfLayer port) { return call.inputs[Ports::input(layer, port)].data; };
   params.norm = static_cast<const float*>(data(Ports::kNorm));
   params.mlp_norm = static_cast<const float*>(data(Ports::kMlpNorm));
-  for (const Ports::OfLayer port : kWeights) weight_of(params, port).blocks = data(port);
+  for (const Ports::OfLayer port : kWeights) {
+    DecoderWeight& weight = weight_of(params, port);
+    weight.blocks = data(port);
+    if (weight.codes == IntegerCodes::none)
+      weight.scales = static_cast<const float*>(call.inputs[Ports::input(layer, port)].more_planes[0]);
+  }
   params.cache_k = call.outputs[Ports::output(layer, Ports::kCacheK)].data;
   params.cache_v = call.outputs[Ports::output(layer, Ports::kCacheV)].data;
 }
@@ -186,8 +204,8 @@ PlanPtr prepare_layers(const KernelRequest& request, Context& context) {
 }
 
 const Encoding* layers_packing(const KernelRequest& request, int port) {
-  return is_weight(static_cast<size_t>(port)) ? FragmentBlocks::of(request.inputs[static_cast<size_t>(port)].encoding)
-                                              : nullptr;
+  const TensorType& type = request.inputs[static_cast<size_t>(port)];
+  return is_weight(static_cast<size_t>(port)) && !has_float_rows(type) ? FragmentBlocks::of(type.encoding) : nullptr;
 }
 
 constexpr Kernel kLayers{.name = "cuda_persistent",

@@ -12,7 +12,10 @@
 // Blocks give each other values through words in memory (exchange.cuh). The bits are those of the separate kernels.
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "eadem/kernels/cuda/decoder/products.cuh"
 #include "eadem/kernels/cuda/decoder/rows.cuh"
@@ -26,11 +29,11 @@ namespace {
 template <typename W>
 __global__ void __launch_bounds__(kThreads, 1) decoder_layers(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  Shared& s = *reinterpret_cast<Shared*>(memory + Ring<W>::kBytes);
+  auto& s = *reinterpret_cast<SharedOf<W::kTermColumns>*>(memory + Ring<W>::kBytes);
   const int thread = static_cast<int>(threadIdx.x);
   const Place at(p, s, memory);
   if (thread == 0) {
-    init_barriers(s);
+    init_barriers<W>(s);
     s.window = p.narrow;
     s.position = *p.kv_length - 1;
   }
@@ -43,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_layers(const __grid_const
   } else if (at.warp >= kProductWarps + kSumWarps) {
     RoundWarps<W>(at).run();
   } else if (at.warp >= kProductWarps) {
-    SumWarps(at).run();
+    SumWarps<W>(at).run();
   } else {
     ProductWarps<W>(at).run();
   }
@@ -62,8 +65,8 @@ struct Variant {
 };
 template <typename W>
 Variant variant_of() {
-  constexpr int kBytes = Ring<W>::kBytes + static_cast<int>(sizeof(Shared));
-  static_assert(kBytes <= 227 * 1024);
+  constexpr int kBytes = Ring<W>::kBytes + static_cast<int>(sizeof(SharedOf<W::kTermColumns>));
+  static_assert(kBytes <= 227 * 1024 && Ring<W>::kBytes % alignof(SharedOf<W::kTermColumns>) == 0);
   return {reinterpret_cast<const void*>(decoder_layers<W>), kBytes, W::kSlotBytes / kSlotParts};
 }
 template <typename Scale>
@@ -71,7 +74,9 @@ Variant groups_variant(bool has_zeros) {
   return has_zeros ? variant_of<Groups<Scale, true>>() : variant_of<Groups<Scale, false>>();
 }
 Variant variant_of(const DecoderLayersParams& params) {
-  if (params.layers[0].q.codes != IntegerCodes::groups) return variant_of<KQuants>();
+  const IntegerCodes codes = params.layers[0].q.codes;
+  if (codes == IntegerCodes::none) return variant_of<Floats>();
+  if (codes != IntegerCodes::groups) return variant_of<KQuants>();
   return params.scale_type == FragmentLayout::Scale::f16 ? groups_variant<f16_t>(params.has_zeros)
                                                          : groups_variant<bf16_t>(params.has_zeros);
 }
@@ -104,6 +109,25 @@ int64_t place_exchange(Params& p, void* memory, int64_t splits) {
   return room.bytes;
 }
 
+// `rows` becomes the matrix of all `weights`, whose rows have `columns` columns of e4m3.
+cudaError_t set_rows(FloatRows& rows, std::span<const void* const> weights, int64_t columns, int64_t most_rows) {
+  const auto [first, last] = std::minmax_element(weights.begin(), weights.end(), std::less<>());
+  rows.base = static_cast<const uint8_t*>(*first);
+  rows.base -= reinterpret_cast<uintptr_t>(rows.base) % kPanelRowBytes;
+  const int64_t bytes = static_cast<const uint8_t*>(*last) - rows.base + most_rows * columns;
+  return make_code_rows_map(rows.map, rows.base, bytes / columns + 1, columns, kTileRows, kFloatBoxPanels);
+}
+cudaError_t set_rows(Params& p) {
+  std::vector<const void*> weights, down;
+  for (int i = 0; i < p.num_layers; ++i) {
+    const DecoderLayerParams& of = p.layers[i].of;
+    for (const DecoderWeight& weight : {of.q, of.k, of.v, of.o, of.gate, of.up}) weights.push_back(weight.blocks);
+    down.push_back(of.down.blocks);
+  }
+  if (const cudaError_t error = set_rows(p.rows, weights, kHidden, kFfn); error != cudaSuccess) return error;
+  return set_rows(p.down_rows, down, kFfn, kHidden);
+}
+
 }  // namespace
 }  // namespace decoder
 
@@ -129,7 +153,7 @@ cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_
   p.block_size = static_cast<int>(params.block_size);
   const Variant variant = variant_of(params);
   p.narrow = window_of(1.2e-6, params.bytes_per_second, variant.part_bytes);
-  p.wide = window_of(1.95e-6, params.bytes_per_second, variant.part_bytes);
+  p.wide = window_of(1.75e-6, params.bytes_per_second, variant.part_bytes);
   p.eps = params.eps;
   p.mlp_eps = params.mlp_eps;
   p.score_factor = params.scale * kLog2E;
@@ -144,6 +168,8 @@ cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_
           error != cudaSuccess)
         return error;
   }
+  if (p.layers[0].of.q.codes == IntegerCodes::none)
+    if (const cudaError_t error = set_rows(p); error != cudaSuccess) return error;
   if (const cudaError_t error =
           cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, variant.shared_bytes);
       error != cudaSuccess)

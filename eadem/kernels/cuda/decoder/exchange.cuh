@@ -104,27 +104,31 @@ __device__ inline void fetch_head(uint32_t (&data)[2], const Place& at, const ui
   __syncwarp();
 }
 
-// By a warp: chunks `first` and `first` + `next` of a row, of which lane l gets columns 8 l to 8 l + 7 as pairs of
-// bf16. `count`: the stores that the counters of both chunks, from `counter` on, will have seen.
-__device__ inline void fetch_chunks(uint32_t (&data)[2][4], const Place& at, const uint64_t* base, int counter,
+// By a warp: kNum chunks of a row, `next` apart from `first` on, of which lane l gets columns 8 l to 8 l + 7 as pairs
+// of bf16. `count`: the stores that the counters of these chunks, from `counter` on, will have seen.
+template <int kNum>
+__device__ inline void fetch_chunks(uint32_t (&data)[kNum][4], const Place& at, const uint64_t* base, int counter,
                                     uint32_t count, int first, int next, uint32_t epoch) {
-  const uint32_t* count0 = counter_at(at, counter + first);
-  const uint32_t* count1 = counter_at(at, counter + first + next);
+  const uint32_t* counts = counter_at(at, counter + first);
   Spin spin;
   for (;;) {
-    const uint32_t n0 = load_count(count0), n1 = load_count(count1);
-    if (min(n0, n1) >= count) break;
+    uint32_t least = ~0u;
+#pragma unroll
+    for (int n = 0; n < kNum; ++n) least = min(least, load_count(counts + n * next * kCounterStride));
+    if (least >= count) break;
     spin.turn();
   }
   __syncwarp();
-  const uint64_t* from0 = base + first * (kColumns / 2) + at.lane * 4;
-  const uint64_t* from1 = from0 + next * (kColumns / 2);
+  const uint64_t* from = base + first * (kColumns / 2) + at.lane * 4;
   for (;;) {
-    const ulonglong2 words[2][2] = {{load_words(from0), load_words(from0 + 2)},
-                                    {load_words(from1), load_words(from1 + 2)}};
+    ulonglong2 words[kNum][2];
+#pragma unroll
+    for (int n = 0; n < kNum; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) words[n][i] = load_words(from + n * next * (kColumns / 2) + 2 * i);
     bool there = true;
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
+    for (int n = 0; n < kNum; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         data[n][2 * i] = data_of(words[n][i].x), data[n][2 * i + 1] = data_of(words[n][i].y);

@@ -3,8 +3,10 @@
 // The shape of the layers that the persistent kernel computes, and the layout of its data: that of Llama-3.1-8B and
 // Mistral-7B, one token.
 //
-// Weights are FragmentBlocks (linear/fragment_layout.h). Activations are rounded to Int8Chunks, chunks of 256 columns
-// (linear/int8_chunks.h). A term is what a chunk adds to a row of a product, before the chunk's own scale.
+// Weights are FragmentBlocks (linear/fragment_layout.h), beside which activations are rounded to Int8Chunks, chunks of
+// 256 columns (linear/int8_chunks.h); or e4m3 with a scale for each row, beside which activations are rounded to rows
+// of e4m3 (fp8_rows.cuh). A term is what 256 columns, or 128 of e4m3, add to a row of a product, before the scales of
+// what was rounded.
 #pragma once
 
 #include <cuda.h>
@@ -55,26 +57,43 @@ inline constexpr int kBoxKeys = static_cast<int>(kDecoderBlockMultiple), kBoxByt
 inline constexpr int kMergeOutputs = 32, kMergeSms = kHidden / kMergeOutputs;
 static_assert(kQRows == kHidden);
 
-// --- The ring: a slot has blocks of 8 chunks, one for each warp that multiplies, or two parts of the keys or values of
-// a split, from its first multiple of 1024 bytes on. It is copied in two parts, each with a barrier of its own. How
-// many slots there are, and of what size, depends on the type of the weights (weights.cuh).
+// --- The ring: a slot has blocks of 8 chunks, one for each warp that multiplies, or two boxes of e4m3, or two parts of
+// the keys or values of a split, from its first multiple of 1024 bytes on. It is copied in two parts, each with a
+// barrier of its own. How many slots there are, and of what size, depends on the type of the weights (weights.cuh).
 inline constexpr int kMostSlots = 11, kSlotParts = 2;
 inline constexpr int kPartBlocks = kProductWarps / kSlotParts;
 inline constexpr int kDownSteps = kFfnChunks / kProductWarps;   // a step has a slot of each tile
 inline constexpr int kSplitSlots = kProductWarps / kSlotParts;  // of keys, and as many of values
 static_assert(kChunks == 2 * kProductWarps && kFfnChunks % kProductWarps == 0);
 
+// --- Weights in e4m3. A tensor map brings 128 columns of a tile, 16 rows, four times: the next 512 columns.
+inline constexpr int kFloatTermColumns = static_cast<int>(kFp8Multiple), kFloatBoxPanels = 4,
+                     kFloatBoxColumns = kFloatBoxPanels * kFloatTermColumns,
+                     kFloatBoxBytes = kTileRows * kFloatBoxColumns;
+// How many columns a slot has, and how many slots a tile of kHidden columns and a step of down.
+inline constexpr int kFloatSlotColumns = kSlotParts * kFloatBoxColumns, kFloatTileSlots = kHidden / kFloatSlotColumns,
+                     kFloatStepSlots = kProductWarps * kColumns / kFloatSlotColumns;
+static_assert(kFloatSlotColumns == kProductWarps * kFloatTermColumns && kFfn % kFloatSlotColumns == 0);
+
 struct Layer {
   DecoderLayerParams of;
   CUtensorMap k_map, v_map;  // boxes of kBoxKeys rows of the caches
 };
 
+// All weights in e4m3 whose rows have the same number of columns, as one matrix of such rows that begins at `base`. So
+// a weight begins anywhere in a row.
+struct FloatRows {
+  CUtensorMap map;
+  const uint8_t* base;
+};
+
 struct Params {
   Layer layers[kMostDecoderLayers];
-  const __nv_bfloat16* x;  // [kHidden]
-  __nv_bfloat16* y;        // [kHidden]
-  const float* table;      // [2 cosines, sines][kHeadDim / 2] of the token's position
-  const int64_t* slot;     // negative: the token's key and value are in the cache already
+  FloatRows rows, down_rows;  // of weights in e4m3: rows of kHidden, and of kFfn
+  const __nv_bfloat16* x;     // [kHidden]
+  __nv_bfloat16* y;           // [kHidden]
+  const float* table;         // [2 cosines, sines][kHeadDim / 2] of the token's position
+  const int64_t* slot;        // negative: the token's key and value are in the cache already
   const int32_t* kv_length;
   const int32_t* block_table;
   int num_layers, block_size;
@@ -108,28 +127,14 @@ inline constexpr int kSumWords = 8;
 template <int kTilesOfSm, int kNum>
 using Terms = float[kTilesOfSm][kNum][kTileRows];
 
-// A block of threads has this in shared memory, behind the ring. Members of a union are never in use at once: one is
-// written only when all multiprocessors have given results for which the other one was read.
+// What a block of threads has in shared memory behind the ring, for weights of any type.
 struct Shared {
-  union {
-    float gate_up_terms[kMostPairs][2][kChunks][kTileRows];
-    struct {  // of attention; rows have 16 bytes more, against bank conflicts
-      alignas(16) __nv_bfloat16 q[kGroup][kHeadDim + 8];
-      alignas(16) __nv_bfloat16 probabilities[kGroup][kSplitKeys + 8];
-      float part_max[kProductWarps][kGroup];
-      float chunk_sums[kSplitKeys / 64][kGroup][4];
-    };
-  };
-  uint8_t h_codes[kFfn];
-  union {
-    struct {
-      Terms<kMostQkvTiles, kChunks> qkv_terms;
-      Terms<kMostTiles, kChunks> out_terms;
-    };
-    Terms<kMostTiles, kFfnChunks> down_terms;
-  };
-  uint8_t codes[kHidden];
-  float scales[3][kChunks], h_scales[kFfnChunks];  // of q, k and v; output; gate and up
+  // Those of e4m3 lie as wgmma reads them (float_products.cuh).
+  alignas(128) uint8_t codes[kHidden];
+  alignas(128) uint8_t h_codes[kFfn];
+  // Of q, k and v; output; gate and up. A row of e4m3 has one scale, and behind it the largest magnitude that each warp
+  // found.
+  float scales[3][kChunks], h_scales[kFfnChunks];
   uint32_t h_sums[kFfnChunks][kSumWords];
   alignas(16) float squares[2][kChunks];  // of each norm
   float4 merged[kMergeOutputs / 2];       // all splits up to a group (merge_splits)
@@ -139,6 +144,29 @@ struct Shared {
   uint64_t full[kMostSlots][kSlotParts], empty[kMostSlots];
   uint64_t qkv_ready[kMostQkvTiles], out_ready[kMostTiles], gate_up_ready[kMostPairs], down_ready;
   uint64_t h_ready[kDownSteps];
+};
+
+// And for terms of kTermColumns columns. Members of a union are never in use at once: one is written only when all
+// multiprocessors have given results for which the other one was read.
+template <int kTermColumns>
+struct SharedOf : Shared {
+  static constexpr int kTerms = kHidden / kTermColumns, kFfnTerms = kFfn / kTermColumns;
+  union {
+    float gate_up_terms[kMostPairs][2][kTerms][kTileRows];
+    struct {  // of attention; rows have 16 bytes more, against bank conflicts
+      alignas(16) __nv_bfloat16 q[kGroup][kHeadDim + 8];
+      alignas(16) __nv_bfloat16 probabilities[kGroup][kSplitKeys + 8];
+      float part_max[kProductWarps][kGroup];
+      float chunk_sums[kSplitKeys / 64][kGroup][4];
+    };
+  };
+  union {
+    struct {
+      Terms<kMostQkvTiles, kTerms> qkv_terms;
+      Terms<kMostTiles, kTerms> out_terms;
+    };
+    Terms<kMostTiles, kFfnTerms> down_terms;
+  };
 };
 
 }  // namespace eadem::kernels::cuda::decoder

@@ -75,6 +75,12 @@ struct Item {
       : index(index_), kv_head(index_ % kKvHeads), first_key(index_ / kKvHeads * kSplitKeys) {}
 };
 
+// The shared memory of a kernel for weights W.
+template <typename W>
+__device__ inline SharedOf<W::kTermColumns>& shared_of(const Place& at) {
+  return static_cast<SharedOf<W::kTermColumns>&>(at.s);
+}
+
 // The row of a key in a layer's caches.
 __device__ inline int cache_row(const Place& at, int kv_head, int key) {
   const int block = key / at.p.block_size;

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The warps that multiply. Each computes norms and codes for itself: warp w has chunks w and w + 8 of a row, and
-// multiplies what the ring brings by them. Terms go to shared memory, for the warps that add.
+// multiplies what the ring brings by them, or with weights in e4m3 by the whole row. Terms go to shared memory, for the
+// warps that add.
 #pragma once
 
 #include "eadem/kernels/cuda/decoder/attention.cuh"
 #include "eadem/kernels/cuda/decoder/codes.cuh"
 #include "eadem/kernels/cuda/decoder/exchange.cuh"
+#include "eadem/kernels/cuda/decoder/float_products.cuh"
 #include "eadem/kernels/cuda/decoder/ring.cuh"
 
 namespace eadem::kernels::cuda::decoder {
@@ -103,8 +105,7 @@ class ProductWarps {
       scale = 1.0f / sqrtf(mean + (op == kQkv ? p.eps : p.mlp_eps));
     }
     // 3. Codes.
-    float v[2][8], scales[2];
-    int sums[2];
+    float v[2][8];
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -112,6 +113,37 @@ class ProductWarps {
         v[n][i] = i % 2 == 0 ? low_bf16(d[n][i / 2]) : high_bf16(d[n][i / 2]);
         if (normed) v[n][i] = rounded<bf16_t>(v[n][i] * scale * norm[n][i]);
       }
+    if constexpr (W::kIsFloat)
+      store_float_codes(v, op);
+    else
+      store_chunk_codes(x, v, op);
+  }
+
+  // The row's codes with one scale, of which each warp has a part.
+  __device__ void store_float_codes(const float (&v)[2][8], int op) {
+    Shared& s = at_.s;
+    const int column = at_.warp * kColumns + at_.lane * 8;
+    uint32_t most = __reduce_max_sync(kAllLanes, largest_magnitude(largest_magnitude(0, v[0]), v[1]));
+    float* largest = s.scales[op] + 1;
+    if (at_.lane == 0) largest[at_.warp] = __uint_as_float(most);
+    sync_product_warps();
+#pragma unroll
+    for (int w = 0; w < kProductWarps; ++w) most = max(most, __float_as_uint(largest[w]));
+    const float scale = bf16_row_scale(most);
+    const Divisor divided(scale);
+    store_codes(s.codes + code_at(column), v[0], divided);
+    store_codes(s.codes + code_at(column + kProductWarps * kColumns), v[1], divided);
+    if (is_first_thread()) s.scales[op][0] = scale;
+    fence_shared_for_wgmma();
+    sync_product_warps();
+  }
+
+  // The codes of this warp's chunks.
+  __device__ void store_chunk_codes(Factors (&x)[2], const float (&v)[2][8], int op) {
+    Shared& s = at_.s;
+    const int warp = at_.warp, lane = at_.lane;
+    float scales[2];
+    int sums[2];
     uint8_t* codes[2] = {s.codes + warp * kColumns, s.codes + (warp + kProductWarps) * kColumns};
     round_chunks(codes, scales, sums, v, lane);
 #pragma unroll
@@ -132,63 +164,91 @@ class ProductWarps {
     return is_six(qkv_weight(of, tile));
   }
 
-  // A tile has blocks of sixteen chunks, and gate and up have a tile each of a pair.
+  // A tile has blocks of sixteen chunks, or four slots of e4m3, and gate and up have a tile each of a pair.
   __device__ void multiply_tiles(int op, int layer, const Factors (&x)[2]) {
-    Shared& s = at_.s;
+    auto& s = shared_of<W>(at_);
     const int tiles = op == kQkv ? qkv_tiles_ : op == kOut ? tiles_ : 2 * pairs_;
     const uint32_t ready = shared_address(op == kQkv ? s.qkv_ready : op == kOut ? s.out_ready : s.gate_up_ready);
     float* to = op == kQkv ? &s.qkv_terms[0][0][0] : op == kOut ? &s.out_terms[0][0][0] : &s.gate_up_terms[0][0][0][0];
-    to += at_.warp * kTileRows + at_.lane / 4;
+    to += at_.warp * kTileRows;
 #pragma unroll 1
-    for (int t = 0; t < tiles; ++t) {
-      const bool six = is_six_tile(op, layer, t);
-      const uint32_t second = slot_ + ring_.slots_of(six);
-      const uint8_t* const blocks[2] = {ring_.wait_block(slot_, at_.warp, six),
-                                        ring_.wait_block(second, at_.warp, six)};
-      float2 terms[2];
-      multiply<W>(terms, blocks, x[0], x[1], six, at_.lane);
-      store_terms(to, terms[0], at_.lane), store_terms(to + kProductWarps * kTileRows, terms[1], at_.lane);
-      __syncwarp();
+    for (int t = 0; t < tiles; ++t, to += s.kTerms * kTileRows) {
+      if constexpr (W::kIsFloat)
+        multiply_slots(to, s.codes, kFloatTileSlots);
+      else
+        multiply_chunks(to + at_.lane / 4, is_six_tile(op, layer, t), x);
       if (at_.lane == 0) {
-        ring_.free_block(slot_, at_.warp, six), ring_.free_block(second, at_.warp, six);
         if (op != kGateUp)
           barrier_arrive(ready + static_cast<uint32_t>(t) * kBarrierBytes);
         else if (t % 2 == 1)
           barrier_arrive(ready + static_cast<uint32_t>(t / 2) * kBarrierBytes);
       }
-      to += kChunks * kTileRows, slot_ = second + ring_.slots_of(six);
+    }
+  }
+  __device__ void multiply_chunks(float* to, bool six, const Factors (&x)[2]) {
+    const uint32_t second = slot_ + ring_.slots_of(six);
+    const uint8_t* const blocks[2] = {ring_.wait_block(slot_, at_.warp, six), ring_.wait_block(second, at_.warp, six)};
+    float2 terms[2];
+    multiply<W>(terms, blocks, x[0], x[1], six, at_.lane);
+    store_terms(to, terms[0], at_.lane), store_terms(to + kProductWarps * kTileRows, terms[1], at_.lane);
+    __syncwarp();
+    if (at_.lane == 0) ring_.free_block(slot_, at_.warp, six), ring_.free_block(second, at_.warp, six);
+    slot_ = second + ring_.slots_of(six);
+  }
+  // The next `slots` slots of a tile in e4m3. `codes`: of their columns.
+  __device__ void multiply_slots(float* to, const uint8_t* codes, int slots) {
+#pragma unroll 1
+    for (int i = 0; i < slots; ++i, ++slot_, codes += kFloatSlotColumns, to += kProductWarps * kTileRows) {
+      const uint8_t* slot = ring_.wait(slot_, at_.warp / (kWarpgroup / kWarp));
+      __syncwarp();  // wgmma is for all lanes together
+      multiply_floats(to, shared_address(slot), codes, at_.warp, at_.lane);
+      __syncwarp();
+      if (at_.lane == 0) ring_.free(slot_);
     }
   }
 
-  // Step by step as h comes: chunk 8 step + warp of both tiles. A multiprocessor with one tile computes it
-  // twice.
+  // Step by step as h comes.
   __device__ void multiply_down(int layer) {
     Shared& s = at_.s;
     const uint32_t h_ready = shared_address(s.h_ready);
-    const bool six = W::kHasSixBits && is_six(at_.p.layers[layer].of.down);
-    float* to = &s.down_terms[0][0][0] + at_.warp * kTileRows + at_.lane / 4;
 #pragma unroll 1
     for (int step = 0; step < kDownSteps; ++step) {
-      const int c = kProductWarps * step + at_.warp;
       guarded_wait(h_ready + static_cast<uint32_t>(step) * kBarrierBytes, static_cast<uint32_t>(layer) & 1);
       // The next norm comes soon. What is on its way by then should be little.
       if (step == kNarrowStep && is_first_thread()) ring_.set_window(at_.p.narrow);
-      Factors x;
-      x.set_codes(s.h_codes + c * kColumns, at_.lane), x.sums.load(s.h_sums[c], at_.lane);
-      const uint32_t second = tiles_ == 2 ? slot_ + ring_.slots_of(six) : slot_;
-      const uint8_t* const blocks[2] = {ring_.wait_block(slot_, at_.warp, six),
-                                        ring_.wait_block(second, at_.warp, six)};
-      float2 terms[2];
-      multiply<W>(terms, blocks, x, x, six, at_.lane);
-      store_terms(to, terms[0], at_.lane), store_terms(to + kFfnChunks * kTileRows, terms[1], at_.lane);
-      __syncwarp();
-      if (at_.lane == 0) {
-        ring_.free_block(slot_, at_.warp, six);
-        if (tiles_ == 2) ring_.free_block(second, at_.warp, six);
-        if (step == kDownSteps - 1) barrier_arrive(shared_address(&s.down_ready));
-      }
-      to += kProductWarps * kTileRows, slot_ = second + ring_.slots_of(six);
+      if constexpr (W::kIsFloat)
+        multiply_float_step(step);
+      else
+        multiply_step(layer, step);
+      if (step == kDownSteps - 1 && at_.lane == 0) barrier_arrive(shared_address(&s.down_ready));
     }
+  }
+  // Chunk 8 step + warp of both tiles. A multiprocessor with one tile computes it twice.
+  __device__ void multiply_step(int layer, int step) {
+    auto& s = shared_of<W>(at_);
+    const bool six = W::kHasSixBits && is_six(at_.p.layers[layer].of.down);
+    const int c = kProductWarps * step + at_.warp;
+    Factors x;
+    x.set_codes(s.h_codes + c * kColumns, at_.lane), x.sums.load(s.h_sums[c], at_.lane);
+    const uint32_t second = tiles_ == 2 ? slot_ + ring_.slots_of(six) : slot_;
+    const uint8_t* const blocks[2] = {ring_.wait_block(slot_, at_.warp, six), ring_.wait_block(second, at_.warp, six)};
+    float2 terms[2];
+    multiply<W>(terms, blocks, x, x, six, at_.lane);
+    float* to = &s.down_terms[0][c][at_.lane / 4];
+    store_terms(to, terms[0], at_.lane), store_terms(to + kFfnChunks * kTileRows, terms[1], at_.lane);
+    __syncwarp();
+    if (at_.lane == 0) {
+      ring_.free_block(slot_, at_.warp, six);
+      if (tiles_ == 2) ring_.free_block(second, at_.warp, six);
+    }
+    slot_ = second + ring_.slots_of(six);
+  }
+  __device__ void multiply_float_step(int step) {
+    auto& s = shared_of<W>(at_);
+    const int first = step * kFloatStepSlots;
+    for (int t = 0; t < tiles_; ++t)
+      multiply_slots(s.down_terms[t][first * kProductWarps + at_.warp], s.h_codes + first * kFloatSlotColumns,
+                     kFloatStepSlots);
   }
 
   static constexpr int kNarrowStep = 5;

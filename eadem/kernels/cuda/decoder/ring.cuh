@@ -48,6 +48,8 @@ __device__ inline void guarded_wait(uint32_t barrier, uint32_t parity) {
   if (!barrier_test(barrier, parity)) barrier_wait_long(barrier, parity);
 }
 
+// W: the weights.
+template <typename W>
 __device__ inline void init_barriers(Shared& s) {
   const auto init = [](uint64_t* barriers, int count, int arrivals) {
     for (int i = 0; i < count; ++i) barrier_init(shared_address(barriers + i), arrivals);
@@ -58,7 +60,7 @@ __device__ inline void init_barriers(Shared& s) {
   init(s.out_ready, kMostTiles, kProductWarps);
   init(s.gate_up_ready, kMostPairs, kProductWarps);
   init(&s.down_ready, 1, kProductWarps);
-  init(s.h_ready, kDownSteps, kRoundWarps);
+  init(s.h_ready, kDownSteps, W::kIsFloat ? kSumWarps + kRoundWarps : kRoundWarps);
   fence_barriers();
 }
 
@@ -70,7 +72,7 @@ template <typename W>
 struct Ring {
   static constexpr int kSlots = W::kSlots, kSlotBytes = W::kSlotBytes, kBytes = kSlots * kSlotBytes;
   static_assert(kSlots <= kMostSlots && kSlots >= 2 * kSplitSlots && kSlotBytes % 256 == 0);
-  static_assert(kSlotParts * kPartRowsBytes + 1024 - 256 <= kSlotBytes);
+  static_assert(kSlotParts * kPartRowsBytes + (kSlotBytes % 1024 == 0 ? 0 : 1024 - 256) <= kSlotBytes);
 
   Shared& s;
   uint8_t* slots;
@@ -157,15 +159,42 @@ class CopyWarp {
       }
       // All tiles of a step, so that a step of h serves them all.
       for (int step = 0; step < kDownSteps; ++step)
-        for (int t = sm; t < kTiles; t += kSms) copy_blocks(layer.of.down, t * kFfnChunks + kProductWarps * step);
+        for (int t = sm; t < kTiles; t += kSms) copy_step(layer.of.down, t, step);
     }
   }
 
  private:
   // A tile of a weight with rows of kHidden.
   __device__ void copy_tile(const DecoderWeight& weight, int tile) {
+    if constexpr (W::kIsFloat) {
+      copy_floats<kHidden>(at_.p.rows, weight, tile, 0, kFloatTileSlots);
+    } else {
 #pragma unroll 1
-    for (int b = 0; b < kChunks; b += kProductWarps) copy_blocks(weight, tile * kChunks + b);
+      for (int b = 0; b < kChunks; b += kProductWarps) copy_blocks(weight, tile * kChunks + b);
+    }
+  }
+  // What step `step` multiplies of a tile of down.
+  __device__ void copy_step(const DecoderWeight& down, int tile, int step) {
+    if constexpr (W::kIsFloat)
+      copy_floats<kFfn>(at_.p.down_rows, down, tile, step * kFloatStepSlots, kFloatStepSlots);
+    else
+      copy_blocks(down, tile * kFfnChunks + kProductWarps * step);
+  }
+  // `slots` slots of a tile of a weight in e4m3 with rows of kWidth columns, from the tile's slot `first` on.
+  template <int kWidth>
+  __device__ void copy_floats(const FloatRows& rows, const DecoderWeight& weight, int tile, int first, int slots) {
+    const int64_t offset = static_cast<const uint8_t*>(weight.blocks) - rows.base;
+    const int row = static_cast<int>(offset / kWidth) + tile * kTileRows, byte = static_cast<int>(offset % kWidth);
+    int panel = byte / kFloatTermColumns + first * kSlotParts * kFloatBoxPanels;
+#pragma unroll 1
+    for (int i = 0; i < slots; ++i)
+      fill_slot([&](uint32_t slot, uint32_t part, uint32_t full) {
+        if (at_.lane == 0) {
+          barrier_arrive_expecting(full, kFloatBoxBytes);
+          copy_codes_async(slot + part * kFloatBoxBytes, rows.map, byte % kFloatTermColumns, row, panel, full, policy_);
+        }
+        panel += kFloatBoxPanels;
+      });
   }
   __device__ void copy_blocks(const DecoderWeight& weight, int first) {
     const bool six = is_six(weight);
@@ -208,21 +237,21 @@ class CopyWarp {
         box += kPartBoxes;
       });
   }
-  // Calls copy(address of the slot, part, barrier) for each part.
+  // Calls copy(address of the slot, part, barrier) for each part. What lies between two slots bounds how fast weights
+  // come, so both parts wait together.
   template <typename Copy>
   __device__ void fill_slot(const Copy& copy) {
     constexpr uint32_t kSlots = W::kSlots;
     if (slot_ >= kSlots) guarded_wait(ring_.empty_at(slot_), (slot_ / kSlots - 1) & 1);
-#pragma unroll 1
-    for (uint32_t part = 0; part < kSlotParts; ++part) {
-      // The part so far before this one has arrived.
-      const uint32_t window = *const_cast<const volatile uint32_t*>(&at_.s.window);
-      const uint32_t number = kSlotParts * slot_ + part, before = number - window;
-      if (number >= window)
-        guarded_wait(ring_.full_at(before / kSlotParts, before % kSlotParts), before / kSlotParts / kSlots & 1);
-      __syncwarp();
-      copy(slots_ + slot_ % kSlots * W::kSlotBytes, part, ring_.full_at(slot_, part));
-    }
+    // The part so far before the last one has arrived.
+    const uint32_t window = *const_cast<const volatile uint32_t*>(&at_.s.window);
+    const uint32_t last = kSlotParts * slot_ + kSlotParts - 1, before = last - window;
+    if (last >= window)
+      guarded_wait(ring_.full_at(before / kSlotParts, before % kSlotParts), before / kSlotParts / kSlots & 1);
+    __syncwarp();
+    const uint32_t to = slots_ + slot_ % kSlots * W::kSlotBytes;
+#pragma unroll
+    for (uint32_t part = 0; part < kSlotParts; ++part) copy(to, part, ring_.full_at(slot_, part));
     ++slot_;
   }
 

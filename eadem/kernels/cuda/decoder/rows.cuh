@@ -1,26 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The warps on either side of those that multiply: one kind adds terms to rows, which it gives to all multiprocessors;
-// the other collects rows of h from all of them and rounds these for the product down.
+// the other collects rows of h from all of them and rounds these for the product down. With weights in e4m3 both do the
+// latter.
 #pragma once
 
 #include "eadem/kernels/cuda/activation.cuh"
 #include "eadem/kernels/cuda/decoder/attention.cuh"
 #include "eadem/kernels/cuda/decoder/codes.cuh"
 #include "eadem/kernels/cuda/decoder/exchange.cuh"
+#include "eadem/kernels/cuda/decoder/float_products.cuh"
 #include "eadem/kernels/cuda/decoder/ring.cuh"
 
 namespace eadem::kernels::cuda::decoder {
 
+// Eight neighbouring values of a row.
+__device__ inline void widen(float (&v)[8], const uint32_t (&d)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[2 * i] = low_bf16(d[i]), v[2 * i + 1] = high_bf16(d[i]);
+}
+
+// By a warp: its codes of a step of h are there.
+__device__ inline void arrive_at_step(const Place& at, int step) {
+  __syncwarp();
+  if (at.lane == 0) barrier_arrive(shared_address(at.s.h_ready + step));
+}
+
+// By the warps that add and those that round: all of h with one scale. They keep it in registers until they know that.
+// Warp i has every seventh chunk from chunk i on.
+__device__ inline void round_float_row(const Place& at, int layer) {
+  constexpr int kWarps = kSumWarps + kRoundWarps, kNum = kFfnChunks / kWarps, kLargestBarrier = 7;
+  static_assert(kFfnChunks % kWarps == 0 && kWarps == kProductWarps - 1 && kNum == kDownSteps + 1);
+  Shared& s = at.s;
+  const int i = at.warp - kProductWarps;
+  uint32_t d[kNum][1][4];
+  uint32_t pair = 0;  // the largest magnitudes of lower and of upper halves of words
+#pragma unroll
+  for (int n = 0; n < kNum; ++n) {
+    fetch_chunks(d[n], at, at.p.h, kCountH, kTilesOfChunk * (static_cast<uint32_t>(layer) + 1), kWarps * n + i, 1,
+                 at.epoch + static_cast<uint32_t>(layer) + 1);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) pair = __vmaxu2(pair, d[n][0][k] & 0x7fff7fffu);
+  }
+  uint32_t most = __reduce_max_sync(kAllLanes, max(pair & 0xffffu, pair >> 16)) << 16;
+  float* largest = s.h_scales + 1;
+  if (at.lane == 0) largest[i] = __uint_as_float(most);
+  named_barrier_sync(kLargestBarrier, kWarps * kWarp);
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) most = max(most, __float_as_uint(largest[w]));
+  const float scale = bf16_row_scale(most);
+  const Divisor divided(scale);
+  if (i == 0 && at.lane == 0) s.h_scales[0] = scale;
+#pragma unroll
+  for (int n = 0; n < kNum; ++n) {
+    float v[8];
+    widen(v, d[n][0]);
+    store_codes(s.h_codes + code_at((kWarps * n + i) * kColumns + at.lane * 8), v, divided);
+    // All chunks of step n - 1 come before this warp's next one.
+    if (n == 0) continue;
+    fence_shared_for_wgmma();
+    arrive_at_step(at, n - 1);
+  }
+}
+
 // Warp i has tile i of each product, and every third pair of gate and up. A lane has a row, whose residual stays in a
-// register through all layers.
+// register through all layers. W: the weights.
+template <typename W>
 class SumWarps {
  public:
   __device__ explicit SumWarps(const Place& at) : at_(at), i_(at.warp - kProductWarps), row_(at.lane % kTileRows) {}
 
   __device__ void run() {
     const Params& p = at_.p;
-    Shared& s = at_.s;
+    auto& s = shared_of<W>(at_);
     const int qkv_tiles = tiles_of(kQkvTiles, at_.sm), pairs = pairs_of(at_.sm);
     const bool has_tile = i_ < tiles_of(kTiles, at_.sm);
     const int row = (at_.sm + i_ * kSms) * kTileRows + row_;  // of the whole product
@@ -32,27 +84,36 @@ class SumWarps {
 #pragma unroll 1
     for (int layer = 0; layer < p.num_layers; ++layer) {
       const uint32_t epoch = at_.epoch + static_cast<uint32_t>(layer) + 1, parity = static_cast<uint32_t>(layer) & 1;
+      const DecoderLayerParams& of = p.layers[layer].of;
       if (i_ < qkv_tiles) {
+        int tile = at_.sm + i_ * kSms;
+        const DecoderWeight& weight = qkv_weight(of, tile);
+        const float row_scale = scale_of(weight, tile * kTileRows + row_);
         guarded_wait(shared_address(s.qkv_ready + i_), parity);
-        const float y = sum_terms<kChunks>(&s.qkv_terms[i_][0][row_], s.scales[0]);
+        const float y = sum_terms<W, kHidden>(&s.qkv_terms[i_][0][row_], s.scales[0], row_scale);
         publish_tile(at_, p.qkv, row / 2, qkv_counter(row), y, epoch);
       }
       if (has_tile) {
+        const float row_scale = scale_of(of.o, row);
         guarded_wait(shared_address(s.out_ready + i_), parity);
-        residual = add(residual, sum_terms<kChunks>(&s.out_terms[i_][0][row_], s.scales[1]));
+        residual = add(residual, sum_terms<W, kHidden>(&s.out_terms[i_][0][row_], s.scales[1], row_scale));
         publish_tile(at_, p.x_middle, row / 2, kCountMiddle + row / kColumns, residual, epoch);
       }
 #pragma unroll 1
       for (int t = i_; t < pairs; t += kSumWarps) {  // lanes 0 to 15 have gate, the others up
+        const int h = pair_at(at_.sm, t) * kTileRows + row_, of_pair = at_.lane / kTileRows;
+        const float row_scale = scale_of(of_pair == 0 ? of.gate : of.up, h);
         guarded_wait(shared_address(s.gate_up_ready + t), parity);
-        const float y = rounded<bf16_t>(sum_terms<kChunks>(&s.gate_up_terms[t][at_.lane / 16][0][row_], s.scales[2]));
+        const float y =
+            rounded<bf16_t>(sum_terms<W, kHidden>(&s.gate_up_terms[t][of_pair][0][row_], s.scales[2], row_scale));
         const float up = __shfl_down_sync(kAllLanes, y, 16);
-        const int h = pair_at(at_.sm, t) * kTileRows + row_;
         publish_tile(at_, p.h, h / 2, kCountH + h / kColumns, activate(ActivationKind::silu, y) * up, epoch);
       }
+      if constexpr (W::kIsFloat) round_float_row(at_, layer);
       if (has_tile) {
+        const float row_scale = scale_of(of.down, row);
         guarded_wait(shared_address(&s.down_ready), parity);
-        residual = add(residual, sum_terms<kFfnChunks>(&s.down_terms[i_][0][row_], s.h_scales));
+        residual = add(residual, sum_terms<W, kFfn>(&s.down_terms[i_][0][row_], s.h_scales, row_scale));
         publish_tile(at_, p.x_words, row / 2, kCountX + row / kColumns, residual, epoch);
       }
     }
@@ -60,6 +121,10 @@ class SumWarps {
   }
 
  private:
+  // Of a row of a weight in e4m3.
+  __device__ static float scale_of(const DecoderWeight& weight, int row) {
+    return W::kIsFloat ? __ldg(weight.scales + row) : 0.0f;
+  }
   __device__ static float add(float residual, float y) { return rounded<bf16_t>(residual + rounded<bf16_t>(y)); }
   __device__ static int qkv_counter(int row) {
     if (row < kQRows) return kCountQ + row / (2 * kHeadDim);
@@ -78,38 +143,40 @@ class RoundWarps {
   __device__ explicit RoundWarps(const Place& at) : at_(at), i_(at.warp - kProductWarps - kSumWarps) {}
 
   __device__ void run() {
-    Shared& s = at_.s;
-    const uint32_t h_ready = shared_address(s.h_ready);
 #pragma unroll 1
     for (int layer = 0; layer < at_.p.num_layers; ++layer) {
       const uint32_t epoch = at_.epoch + static_cast<uint32_t>(layer) + 1;
       if (at_.sm < kMergeSms) merge_splits(at_, i_, layer, epoch);
-#pragma unroll 1
-      for (int step = 0; step < kDownSteps; ++step) {
-        const int c = kProductWarps * step + i_;
-        uint32_t d[2][4];
-        fetch_chunks(d, at_, at_.p.h, kCountH, kTilesOfChunk * (static_cast<uint32_t>(layer) + 1), c, kRoundWarps,
-                     epoch);
-        float v[2][8], scales[2];
-        int sums[2];
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) v[n][2 * i] = low_bf16(d[n][i]), v[n][2 * i + 1] = high_bf16(d[n][i]);
-        uint8_t* to[2] = {s.h_codes + c * kColumns, s.h_codes + (c + kRoundWarps) * kColumns};
-        round_chunks(to, scales, sums, v, at_.lane);
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          if (at_.lane == 0) s.h_scales[c + n * kRoundWarps] = scales[n];
-          typename W::Sums(sums[n], at_.lane).store(s.h_sums[c + n * kRoundWarps], at_.lane);
-        }
-        __syncwarp();
-        if (at_.lane == 0) barrier_arrive(h_ready + static_cast<uint32_t>(step) * kBarrierBytes);
-      }
+      if constexpr (W::kIsFloat)
+        round_float_row(at_, layer);
+      else
+        round_chunks_of_h(layer, epoch);
     }
   }
 
  private:
+  __device__ void round_chunks_of_h(int layer, uint32_t epoch) const {
+    Shared& s = at_.s;
+#pragma unroll 1
+    for (int step = 0; step < kDownSteps; ++step) {
+      const int c = kProductWarps * step + i_;
+      uint32_t d[2][4];
+      fetch_chunks(d, at_, at_.p.h, kCountH, kTilesOfChunk * (static_cast<uint32_t>(layer) + 1), c, kRoundWarps, epoch);
+      float v[2][8], scales[2];
+      int sums[2];
+#pragma unroll
+      for (int n = 0; n < 2; ++n) widen(v[n], d[n]);
+      uint8_t* to[2] = {s.h_codes + c * kColumns, s.h_codes + (c + kRoundWarps) * kColumns};
+      round_chunks(to, scales, sums, v, at_.lane);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        if (at_.lane == 0) s.h_scales[c + n * kRoundWarps] = scales[n];
+        typename W::Sums(sums[n], at_.lane).store(s.h_sums[c + n * kRoundWarps], at_.lane);
+      }
+      arrive_at_step(at_, step);
+    }
+  }
+
   const Place& at_;
   int i_;
 };

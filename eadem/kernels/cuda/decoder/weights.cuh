@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The types of weights that the kernel is compiled for: 4 bits in groups, and K-quants. Each says how large the slots
-// of the ring are, what a product needs of the sums of an activation's codes, and what a term is.
+// The types of weights that the kernel is compiled for: 4 bits in groups, K-quants, and floats of 8 bits. Each says how
+// large the slots of the ring are, and how many columns a term has; the first two also what a product needs of the sums
+// of an activation's codes, and what a term is, which float_products.cuh says of the third.
 #pragma once
 
 #include "eadem/kernels/cuda/decoder/place.cuh"
@@ -19,7 +20,8 @@ template <typename Scale, bool kHasZeros>
 struct Groups {
   static constexpr FragmentLayout kLayout = kKnownLayouts[kHasZeros ? kZeroGroupLayout : kGroupLayout];
   static constexpr int kSlots = 11, kSlotBytes = kProductWarps * kKnownLayouts[kZeroGroupLayout].block_bytes;
-  static constexpr bool kHasSixBits = false;
+  static constexpr int kTermColumns = kColumns;
+  static constexpr bool kHasSixBits = false, kIsFloat = false;
   __device__ static constexpr int block_bytes(bool /*six*/) { return kLayout.block_bytes; }
 
   // The sums of the codes of each half of a chunk. All lanes have the same.
@@ -91,7 +93,8 @@ struct Groups {
 // q4_k and q6_k, of which each weight of a layer is one. Blocks of q6_k lie in two slots, four in each.
 struct KQuants {
   static constexpr int kSlots = 10, kSlotBytes = kProductWarps * kFourBits.block_bytes;
-  static constexpr bool kHasSixBits = true;
+  static constexpr int kTermColumns = kColumns;
+  static constexpr bool kHasSixBits = true, kIsFloat = false;
   __device__ static constexpr int block_bytes(bool six) { return six ? kSixBits.block_bytes : kFourBits.block_bytes; }
 
   // The sums of the codes of 16 columns each, as f16 times 2^-12. A word has two of them: those of lane 4 g + t are of
@@ -137,6 +140,14 @@ struct KQuants {
       multiply_four_bits(u, tokens, block, lane);
     return {u[0][0], u[0][2]};
   }
+};
+
+// e4m3 with a scale for each row, as the file has them.
+struct Floats {
+  static constexpr int kSlots = 10, kSlotBytes = kSlotParts * kFloatBoxBytes;
+  static constexpr int kTermColumns = kFloatTermColumns;
+  static constexpr bool kHasSixBits = false, kIsFloat = true;
+  struct Factors {};  // wgmma reads codes from shared memory
 };
 
 // By a warp: the terms of two blocks. `six`: they are of q6_k.

@@ -66,6 +66,25 @@ inline cudaError_t make_code_map(CUtensorMap& map, const void* data, int64_t row
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+// Describes boxes of `box_rows` rows and `box_panels` panels of 128 bytes of rows that have `columns` bytes each, from
+// `data` on, a multiple of 128 bytes. A box may begin at any byte of a row, and reach into the next one. A panel
+// arrives as wgmma.cuh says. As above.
+inline cudaError_t make_code_rows_map(CUtensorMap& map, const void* data, int64_t rows, int64_t columns, int box_rows,
+                                      int box_panels) {
+  const auto encode = tensor_map_encoder();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  // The bytes as [panels, rows, bytes of a panel], twice as many of the first and last as a row and a panel have.
+  const cuuint64_t extents[] = {2 * kPanelRowBytes, static_cast<cuuint64_t>(rows),
+                                static_cast<cuuint64_t>(2 * columns / kPanelRowBytes)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(columns), kPanelRowBytes};
+  const cuuint32_t box[] = {kPanelRowBytes, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_panels)};
+  const cuuint32_t steps[] = {1, 1, 1};
+  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(data), extents, strides, box,
+                                 steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
 // Brings a map near, so that the first copy by it does not wait for it.
 __device__ inline void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
@@ -81,7 +100,16 @@ __device__ inline void copy_box_async(uint32_t shared, const CUtensorMap& map, i
       "l"(&map), "r"(0), "r"(row), "r"(panel), "r"(barrier), "l"(policy)
       : "memory");
 }
-// The same, and the L2 cache keeps the box as it does other lines.
+// The same from byte `byte` of the rows of a panel on.
+__device__ inline void copy_codes_async(uint32_t shared, const CUtensorMap& map, int byte, int row, int panel,
+                                        uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared),
+      "l"(&map), "r"(byte), "r"(row), "r"(panel), "r"(barrier), "l"(policy)
+      : "memory");
+}
+// As the first, and the L2 cache keeps the box as it does other lines.
 __device__ inline void copy_box_async(uint32_t shared, const CUtensorMap& map, int row, int panel, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::

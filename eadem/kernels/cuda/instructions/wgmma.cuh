@@ -132,7 +132,18 @@ __device__ inline void wgmma(float (&c)[8][4], uint64_t a, uint64_t b, bool accu
         "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kMajor == Major::n));
 }
-// c (64 x 16) += a (64 x 32) b (32 x 16) in e4m3, both in shared memory. A panel has 128 columns of codes.
+// c (64 x 8) += a (64 x 32) b (32 x 8) in e4m3, both in shared memory. A panel has 128 columns of codes.
+__device__ inline void wgmma_e4m3(float (&c)[1][4], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred accumulate;\n"
+      "setp.ne.b32 accumulate, %6, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0, %1, %2, %3}, %4, %5, accumulate, 1, 1;\n"
+      "}\n"
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3])
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+// The same for b (32 x 16).
 __device__ inline void wgmma_e4m3(float (&c)[2][4], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n"
