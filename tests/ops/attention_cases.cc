@@ -143,10 +143,10 @@ std::vector<Workload> attention() {
       cached(dtype, kv, {34, 2, 16}, 1, 1, 0, 16, 40);    // more rows than a tile
       if (dtype == DType::f32) cached(dtype, kv, {2, 1, 16}, 1, 1, 0, 256, 128);  // 32k positions
       // Values in the first columns of keys: decode in place and through scratch, splits, chunked prefill.
-      cached(dtype, kv, {3, 1, 28, 20, 28}, 2, 2, 0, 16, 4);
-      cached(dtype, kv, {16, 1, 72, 64, 72}, 2, 2, 0, 16, 4);
-      cached(dtype, kv, {5, 1, 72, 64, 72}, 1, 1, 0, 16, 71);
-      cached(dtype, kv, {3, 1, 33, 7, 33}, 20, 3, 0, 7, 12);
+      cached(dtype, kv, {3, 1, 28, 20, 0, false, 28}, 2, 2, 0, 16, 4);
+      cached(dtype, kv, {16, 1, 72, 64, 0, false, 72}, 2, 2, 0, 16, 4);
+      cached(dtype, kv, {5, 1, 72, 64, 0, false, 72}, 1, 1, 0, 16, 71);
+      cached(dtype, kv, {3, 1, 33, 7, 0, false, 33}, 20, 3, 0, 7, 12);
     }
   }
   return cases.take();
