@@ -9,9 +9,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define EADEM_TILES __attribute__((target("amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512bf16")))
-// The compiler does not know that tile intrinsics read and write memory.
-#define EADEM_TILE_BARRIER asm volatile("" ::: "memory")
+#include "eadem/kernels/cpu/linear/amx_config.h"
 
 namespace eadem::kernels::cpu {
 
@@ -26,12 +24,6 @@ constexpr int64_t kPanel = 16;
 constexpr int64_t kRowTiles = 24;
 
 // Tile registers: 0 to 3 hold sums (0 and 1 the top row of tiles), 4 and 5 hold a, 6 and 7 hold b.
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t line_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t lines[16] = {};
-};
-
 EADEM_TILES void configure(int64_t top_rows, int64_t bottom_rows) {
   TileConfig config;
   const auto top = static_cast<uint8_t>(top_rows), bottom = static_cast<uint8_t>(std::max<int64_t>(bottom_rows, 1));
