@@ -44,7 +44,7 @@ double product_moved(double a, double b) {
 
 // The loops of the reference on absolute values; see kernels/attention/attention.h.
 Bounds attention_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool rounded_queries,
-                        bool rounded_weights) {
+                        bool rounded_weights, bool bf16_parts) {
   const auto attrs = op.attrs().get<kernels::AttentionAttrs>();
   const int64_t heads = attrs.heads, kv_heads = attrs.kv_heads, dim = attrs.head_dim, value_dim = attrs.values();
   const double scale = std::fabs(static_cast<double>(attrs.scale)), cap = static_cast<double>(attrs.softcap);
@@ -99,8 +99,10 @@ Bounds attention_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected
         // in an encoded cache a key has a scale besides, which the kernel multiplies the product with and whoever
         // decodes it (that is where the reference's keys are from) each number.
         // A soft cap, of slope 1 at most, has its quotient, its hyperbolic tangent and a product besides.
-        const double score_error =
-            gamma_f32(static_cast<double>(dim) + 6) * widest + (cap > 0 ? (kTanh + 3 * kU) * widest : 0);
+        // On tiles its terms, two for each of dim, meet in chains of 16 and one addition, and these in one addition for
+        // each of the two parts of 32 dimensions: 17 + dim / 16 roundings, fewer than dim where dim is 64 or more.
+        const double score_error = (gamma_f32(static_cast<double>(dim) + 6) + (bf16_parts ? kBf16Parts : 0)) * widest +
+                                   (cap > 0 ? (kTanh + 3 * kU) * widest : 0);
         const double sink = attrs.sinks ? in[backward ? 7 : 6].data[static_cast<size_t>(h)] : -HUGE_VAL;
         if (attrs.sinks) largest = std::max(largest, sink), widest = std::max(widest, std::fabs(sink));
         if (!backward) {
@@ -114,9 +116,12 @@ Bounds attention_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected
               2 * score_error + kExp + (attrs.sinks ? kExp + kU * widest : 0) + chunks * (kExp + 2 * kU);
           // Where the query moves, every exponential and so their sum may change by the factor exp(query_error).
           const double moved = std::exp(2 * query_error);
-          const double exact_error = moved - 1 + moved * (2 * weight + 2 * gamma_f32(keys + 4));
-          // Where p is rounded to bf16 for the sum over the values, but not for the sum of p.
-          const double rounding = rounded_weights ? dtype_unit_roundoff(DType::bf16) : 0.0;
+          // On tiles the sum over the values has chains of 16 and one addition, and four additions for each chunk, of
+          // which the keys are in keys / 64 + 2 at most: 25 + keys / 16 roundings.
+          const double value_terms = keys + (bf16_parts ? 25 : 4);
+          const double exact_error = moved - 1 + moved * (2 * weight + gamma_f32(value_terms) + gamma_f32(keys + 4));
+          // Where p is rounded to bf16 or to two parts for the sum over the values, but not for the sum of p.
+          const double rounding = rounded_weights ? dtype_unit_roundoff(DType::bf16) : bf16_parts ? kBf16Parts : 0.0;
           const double error = exact_error + rounding * (1 + exact_error);
           double sum = attrs.sinks ? std::exp(sink - largest) : 0;
           for (double value : score) sum += std::exp(value - largest);

@@ -148,6 +148,18 @@ std::vector<Workload> attention() {
       cached(dtype, kv, {5, 1, 72, 64, 0, false, 72}, 1, 1, 0, 16, 71);
       cached(dtype, kv, {3, 1, 33, 7, 0, false, 33}, 20, 3, 0, 7, 12);
     }
+    // Latents that tiles multiply (kernels/cpu/attention/latent_tiles.h): one row and as many as a tile has, rows that
+    // are no multiple of these, more than a block has; splits, blocks of a cache that are shorter than a tile and that
+    // do not divide it, and every attribute.
+    cached(dtype, kBf16, {1, 1, 64, 32, 0, false, 64}, 1, 1, 0, 16, 4);
+    cached(dtype, kBf16, {16, 1, 576, 512, 0, false, 576}, 1, 1, 0, 16, 71);
+    cached(dtype, kBf16, {5, 1, 96, 64, 0, false, 96}, 20, 3, 0, 7, 12);
+    cached(dtype, kBf16, {3, 1, 96, 32, 0, false, 96}, 150, 2, 0, 200, 1);
+    cached(dtype, kBf16, {16, 1, 96, 64, 0, false, 96}, 70, 2, 0, 1, 66);
+    cached(dtype, kBf16, {200, 1, 64, 32, 0, false, 64}, 5, 2, 0, 16, 9);
+    cached(dtype, kBf16, {6, 2, 96, 64, 0.5f, true, 96}, 70, 2, 33, 16, 9);
+    cached(dtype, kBf16, {4, 2, 160, 128, 0, true, 160}, 1, 1, 700, 16, 71);
+    cached(dtype, kBf16, by_chunks({6, 1, 64, 32, 0, false, 64}, 40), 70, 2, 0, 16, 9);
   }
   return cases.take();
 }
@@ -236,6 +248,9 @@ std::vector<Workload> latent_attention() {
   for (const DType weight : {kBf16, kF16})
     for (const MatmulInput input : {MatmulInput::int8, MatmulInput::f32})
       for (const Heads& heads : kHeads) add({20, 3, 7, 12}, heads, kF32, weight, input);
+  // Latents that tiles multiply in the absorbed form, those of DeepSeek among them.
+  for (const Step& step : kSteps) add(step, {5, 64, 17, 32, 33}, kBf16, kF32);
+  add({3, 3, 16, 9}, {16, 512, 128, 64, 128}, kBf16, kBf16);
   // Several blocks of queries, and splits of keys.
   add({300, 2, 16, 70}, {2, 24, 8, 8, 8}, kF32, kF32);
   for (const auto& [encoding, unit, has_order] : workloads::quantized_types())

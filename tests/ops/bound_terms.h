@@ -14,6 +14,9 @@ using Bounds = std::vector<std::vector<double>>;
 using Inputs = std::span<const ops::RefTensor>;
 
 inline constexpr double kU = 0x1p-24, kExp = 4 * kU, kTanh = 8 * kU;
+// The sum of two bf16 numbers, a number rounded and what is left rounded, is within this of the number: what is left
+// has at most 2^-8 of the power of two below it, and its own eight bits leave 2^-9 of that.
+inline constexpr double kBf16Parts = 0x1p-17;
 // Where an exponential leaves f32 the quotients it stands in are below this; kernels may flush them.
 inline constexpr double kUnderflow = 0x1p-120;
 

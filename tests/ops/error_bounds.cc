@@ -378,7 +378,7 @@ Bounds streams(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs 
 }  // namespace
 
 Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial, const TensorView& encoded,
-                    bool rounds_to_bf16) {
+                    bool rounds_to_bf16, bool bf16_parts) {
   const std::string_view name = op.name();
   if (name == "embedding") return embedding(op, pass, in, expected, initial);
   if (name == "linear") return linear_bounds(op, pass, in, initial, encoded, rounds_to_bf16);
@@ -396,10 +396,10 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
   // Queries are rounded as the keys of an int8 cache are, but on a GPU.
   if (name == "attention")
     return attention_bounds(op, pass, in, expected, encoded.encoding == &RowEncoding::int8() && !rounds_to_bf16,
-                            rounds_to_bf16);
+                            rounds_to_bf16, bf16_parts);
   if (name == "selected_attention") return selected_bounds(op, pass, in, expected);
   if (name == "latent_attention")
-    return latent_bounds(op, in, encoded.encoding == &RowEncoding::int8(), rounds_to_bf16);
+    return latent_bounds(op, in, encoded.encoding == &RowEncoding::int8(), rounds_to_bf16, bf16_parts);
   if (name == "compressed_attention") return compressed_bounds(op, pass, in, expected);
   if (name == "compress_keys") return compress_bounds(op, pass, in, expected, initial);
   if (name == "pool_keys") return pool_bounds(op, pass, in, expected, initial);

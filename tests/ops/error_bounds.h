@@ -19,12 +19,13 @@ namespace eadem::test {
 // weight rounds x to 8 bits, row by row, in groups of 32 (kernels/cpu/linear/quantized/quantized_matmul.h), and one
 // with the keys of an int8 cache the query; that is the larger part of the bound. `rounds_to_bf16`: the kernel rounds
 // to bf16 what it multiplies with weights or values: linear its x and dy (kernels/cpu/linear/amx.h), attention the
-// exponentials of its scores (kernels/cuda/attention/attention_tiles.cuh).
+// exponentials of its scores (kernels/cuda/attention/attention_tiles.cuh). `bf16_parts`: attention multiplies queries
+// and these exponentials as sums of two bf16 numbers (kernels/cpu/attention/latent_tiles.h).
 std::vector<std::vector<double>> error_bounds(const ops::Op& op, kernels::Pass pass,
                                               std::span<const ops::RefTensor> inputs,
                                               std::span<const ops::RefTensor> expected,
                                               std::span<const ops::RefTensor> initial, const TensorView& encoded = {},
-                                              bool rounds_to_bf16 = false);
+                                              bool rounds_to_bf16 = false, bool bf16_parts = false);
 
 // The bounds of linear by a kernel that rounds x in groups of 256, and weights of six bits to f16
 // (kernels/cuda/linear/integer_products.cuh): to 2^-12 of themselves, which leaves as much for the sums of a tensor

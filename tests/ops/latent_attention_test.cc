@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "eadem/core/device/cpu_device.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/attention/attention.h"
 #include "eadem/ops/all_ops.h"
@@ -148,28 +149,33 @@ TEST(LatentForms, AreAsCloseAsTheirRoundingsAllow) {
   const ops::LatentAttention op(layer.attrs);
   Sequence prompt = layer.sequence(kernels::kAttentionSplit + 40, 1 << 20), generated = prompt;
   generated.prompt = 0;
-  const PassCall decompressed = call_of(layer, {{&prompt, prompt.length(), 24}}, 16),
-                 absorbed = call_of(layer, {{&generated, prompt.length(), 24}}, 16);
-  const auto bounds_of = [&](const PassCall& call) {
-    std::vector<ops::RefTensor> inputs;
-    for (const Tensor& input : call.inputs) inputs.push_back(widen(input.view));
-    return latent_bounds(op, inputs, false, false)[0];
-  };
-  const std::vector<double> a = bounds_of(decompressed), b = bounds_of(absorbed);
-  for (const DeviceGroup& group : device_groups()) {
-    const Tensor x = run(*group.devices[0], decompressed), y = run(*group.devices[0], absorbed);
-    ASSERT_TRUE(x.defined() && y.defined());
-    bool differ = false;
-    for (size_t i = 0; i < a.size(); ++i) {
-      const double distance =
-          std::fabs(static_cast<double>(x.view.as<float>()[i]) - static_cast<double>(y.view.as<float>()[i]));
-      // Each result is rounded on its way to memory.
-      const double rounding = 0x1p-24 * (std::fabs(static_cast<double>(x.view.as<float>()[i])) +
-                                         std::fabs(static_cast<double>(y.view.as<float>()[i])));
-      ASSERT_LE(distance, a[i] + b[i] + 2 * rounding) << group.name << " element " << i;
-      differ = differ || distance > 0;
+  for (const DType stored : {DType::f32, DType::bf16}) {
+    const PassCall decompressed = call_of(layer, {{&prompt, prompt.length(), 24}}, 16, stored),
+                   absorbed = call_of(layer, {{&generated, prompt.length(), 24}}, 16, stored);
+    const auto bounds_of = [&](const PassCall& call, bool bf16_parts) {
+      std::vector<ops::RefTensor> inputs;
+      for (const Tensor& input : call.inputs) inputs.push_back(widen(input.view));
+      return latent_bounds(op, inputs, false, false, bf16_parts)[0];
+    };
+    const std::vector<double> a = bounds_of(decompressed, false);
+    for (const DeviceGroup& group : device_groups()) {
+      const auto* cpu = dynamic_cast<const CpuDevice*>(group.devices[0].get());
+      const std::vector<double> b =
+          bounds_of(absorbed, stored == DType::bf16 && cpu != nullptr && cpu->isa() == Isa::amx);
+      const Tensor x = run(*group.devices[0], decompressed), y = run(*group.devices[0], absorbed);
+      ASSERT_TRUE(x.defined() && y.defined());
+      bool differ = false;
+      for (size_t i = 0; i < a.size(); ++i) {
+        const double distance =
+            std::fabs(static_cast<double>(x.view.as<float>()[i]) - static_cast<double>(y.view.as<float>()[i]));
+        // Each result is rounded on its way to memory.
+        const double rounding = 0x1p-24 * (std::fabs(static_cast<double>(x.view.as<float>()[i])) +
+                                           std::fabs(static_cast<double>(y.view.as<float>()[i])));
+        ASSERT_LE(distance, a[i] + b[i] + 2 * rounding) << group.name << " element " << i;
+        differ = differ || distance > 0;
+      }
+      EXPECT_TRUE(differ) << group.name;
     }
-    EXPECT_TRUE(differ) << group.name;
   }
 }
 
@@ -179,22 +185,38 @@ const Layer& small_layer() {
   return kLayer;
 }
 
+// Of widths that tiles multiply where rows are bf16.
+const Layer& wide_layer() {
+  static const Layer kLayer(
+      {.heads = 3, .latent_dim = 64, .nope_dim = 17, .rope_dim = 32, .value_dim = 24, .scale = 0.2f});
+  return kLayer;
+}
+
+class LatentRows : public testing::TestWithParam<bool> {
+ protected:
+  static const Layer& layer() { return GetParam() ? wide_layer() : small_layer(); }
+  static DType stored() { return GetParam() ? DType::bf16 : DType::f32; }
+};
+INSTANTIATE_TEST_SUITE_P(LatentForms, LatentRows, testing::Bool(),
+                         [](const auto& info) { return info.param ? "OnTiles" : "Small"; });
+
 // A prompt in steps of any size, in blocks of any size, beside others that decode: the bits of the prompt at once. What
 // follows the prompt has the bits of a step of its own, also where the step holds the end of the prompt.
-TEST(LatentForms, BitsDependOnWhatATokenIsAlone) {
-  const Layer& layer = small_layer();
+TEST_P(LatentRows, BitsDependOnWhatATokenIsAlone) {
+  const Layer& layer = LatentRows::layer();
   const Sequence sequence = layer.sequence(150, 100), other = layer.sequence(97, 60), young = layer.sequence(64, 64);
   for (const DeviceGroup& group : device_groups()) {
     Device& device = *group.devices.back();
-    const Tensor whole = attend(device, layer, {{&sequence, 150, 150}}, 200)[0],
-                 beside = attend(device, layer, {{&other, 97, 97}}, 200)[0],
-                 prompt = attend(device, layer, {{&young, 64, 64}}, 200)[0];
+    const Tensor whole = attend(device, layer, {{&sequence, 150, 150}}, 200, stored())[0],
+                 beside = attend(device, layer, {{&other, 97, 97}}, 200, stored())[0],
+                 prompt = attend(device, layer, {{&young, 64, 64}}, 200, stored())[0];
     for (const int64_t block_size : {200, 16, 7})
       for (const int64_t chunk : {1, 3, 16, 64, 150})
         for (int64_t done = 0; done < sequence.length(); done += chunk) {
           const int64_t queries = std::min(chunk, sequence.length() - done);
-          const std::vector<Tensor> y = attend(
-              device, layer, {{&other, 97, 2}, {&sequence, done + queries, queries}, {&young, 64, 5}}, block_size);
+          const std::vector<Tensor> y =
+              attend(device, layer, {{&other, 97, 2}, {&sequence, done + queries, queries}, {&young, 64, 5}},
+                     block_size, stored());
           const std::string what = fmt::format("{}: {} + {} in blocks of {}", group.name, done, queries, block_size);
           ASSERT_TRUE(same_bits(whole.view.rows(done, queries), y[1].view)) << what;
           ASSERT_TRUE(same_bits(beside.view.rows(95, 2), y[0].view)) << what << ", the one that decodes";
@@ -206,12 +228,15 @@ TEST(LatentForms, BitsDependOnWhatATokenIsAlone) {
 // Rows that are stored in any type, several splits of keys, and any number of threads.
 TEST(LatentForms, LongPromptsHaveTheSameBitsOnAnyNumberOfThreads) {
   constexpr int64_t kSplit = kernels::kAttentionSplit;
-  const Layer& layer = small_layer();
-  const Sequence sequence = layer.sequence(2 * kSplit + 70, kSplit + 50);
-  const int64_t length = sequence.length();
-  for (const WeightType& stored :
-       {WeightType(DType::f32), WeightType(DType::bf16), WeightType(DType::f16),
-        WeightType{DType::f32, &RowEncoding::int8()}, WeightType{DType::f32, &RowEncoding::fp8_e4m3()}})
+  const std::pair<const Layer&, WeightType> cases[] = {{small_layer(), DType::f32},
+                                                       {small_layer(), DType::bf16},
+                                                       {wide_layer(), DType::bf16},
+                                                       {small_layer(), DType::f16},
+                                                       {small_layer(), {DType::f32, &RowEncoding::int8()}},
+                                                       {small_layer(), {DType::f32, &RowEncoding::fp8_e4m3()}}};
+  for (const auto& [layer, stored] : cases) {
+    const Sequence sequence = layer.sequence(2 * kSplit + 70, kSplit + 50);
+    const int64_t length = sequence.length();
     for (const DeviceGroup& group : device_groups()) {
       const Tensor whole = attend(*group.devices[0], layer, {{&sequence, length, length}}, 2000, stored)[0];
       for (const auto& device : group.devices)
@@ -225,14 +250,15 @@ TEST(LatentForms, LongPromptsHaveTheSameBitsOnAnyNumberOfThreads) {
               << device->description() << ": " << queries << " tokens up to " << end;
         }
     }
+  }
 }
 
 // Tokens that are of no prompt have the bits of the ops that the absorbed form is made of elsewhere.
-TEST(LatentForms, AbsorbedTokensHaveTheBitsOfHeadLinearAndAttention) {
-  const Layer& layer = small_layer();
+TEST_P(LatentRows, AbsorbedTokensHaveTheBitsOfHeadLinearAndAttention) {
+  const Layer& layer = LatentRows::layer();
   const kernels::LatentAttentionAttrs& z = layer.attrs;
   const Sequence sequence = layer.sequence(90, 0);
-  const PassCall step = call_of(layer, {{&sequence, 90, 20}}, 16);
+  const PassCall step = call_of(layer, {{&sequence, 90, 20}}, 16, stored());
   const auto call = [&](const ops::OpPtr& op, std::vector<TensorType> types, std::vector<Tensor> inputs,
                         int64_t width) {
     PassCall result;

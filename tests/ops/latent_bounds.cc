@@ -76,9 +76,10 @@ double largest_query(const kernels::LatentAttentionAttrs& attrs, const RefTensor
 // one over n first and one over l first. Either way a product of a score is in a chain of nope_dim or latent_dim
 // roundings, and its sum in one of row_dim or head_dim; latent_dim + head_dim is the longer way of both. Products of
 // the result are in a chain over latent_dim and one over the keys. So one bound holds for both, and their distance is
-// at most twice that.
+// at most twice that. On tiles (bf16_parts) attention's sums have fewer roundings than they have terms for each product
+// and, of the result, 25 more (attention_bounds.cc), in the place of which a chain over latent_dim, 32 or more, counts.
 std::vector<std::vector<double>> latent_bounds(const ops::Op& op, std::span<const RefTensor> in, bool rounded_queries,
-                                               bool rounds_to_bf16) {
+                                               bool rounds_to_bf16, bool bf16_parts) {
   const auto attrs = op.attrs().get<kernels::LatentAttentionAttrs>();
   const auto heads = static_cast<size_t>(attrs.heads), dim = static_cast<size_t>(attrs.head_dim()),
              value = static_cast<size_t>(attrs.value_dim);
@@ -110,6 +111,7 @@ std::vector<std::vector<double>> latent_bounds(const ops::Op& op, std::span<cons
             if (absorbed && rounds_to_bf16 && d < static_cast<size_t>(attrs.nope_dim))
               own_moved += kBf16 * std::fabs(query[d]) * head.key_sizes[j * dim + d];
           }
+          if (absorbed && bf16_parts) own_moved += kBf16Parts * (size + own_moved);
           scores.push_back(static_cast<double>(attrs.scale) * dot);
           largest = std::max(largest, scores.back());
           widest = std::max(widest, scale * (size + own_moved));
@@ -122,8 +124,8 @@ std::vector<std::vector<double>> latent_bounds(const ops::Op& op, std::span<cons
                                                                  4;
         const double weight =
             std::expm1(2 * (gamma_f32(score_terms) * widest + moved)) + kExp + chunks * (kExp + 2 * kU);
-        const double error =
-            2 * weight + weight * weight + 2 * gamma_f32(count + latent + 8) + (absorbed && rounds_to_bf16 ? kBf16 : 0);
+        const double error = 2 * weight + weight * weight + 2 * gamma_f32(count + latent + 8) +
+                             (absorbed && rounds_to_bf16 ? kBf16 : 0) + (absorbed && bf16_parts ? kBf16Parts : 0);
         double sum = 0;
         for (const double score : scores) sum += std::exp(score - largest);
         for (size_t v = 0; v < value; ++v) {

@@ -442,15 +442,22 @@ TEST(AttentionProperties, IntegerScoresHaveTheBitsOfTheirFloats) {
 // About as many rows as a panel has are computed by routines of their own, also where values lie in the rows of keys,
 // as those of latents do. Their bits are those of half as many rows, and of values that lie elsewhere.
 TEST(AttentionProperties, ThirteenToSixteenRowsHaveTheBitsOfEight) {
-  constexpr int64_t kRowDim = 80, kValueDim = 64, kBlocks = 40;
-  std::vector<TensorType> caches;
+  constexpr int64_t kBlocks = 40;
+  struct Rows {
+    WeightType stored;
+    int64_t dim, value_dim;
+  };
+  std::vector<std::pair<Rows, TensorType>> caches;
   for (const int64_t block_size : {16, 7})
-    for (const WeightType& kv :
-         std::vector<WeightType>{DType::f32, DType::bf16, DType::f16, {DType::f32, &RowEncoding::fp8_e4m3()}})
-      if (kv.encoding == nullptr || device_name() == "cpu")
-        caches.emplace_back(kv.dtype, std::initializer_list<Dim>{kBlocks, 1, block_size, kRowDim}, kv.encoding);
+    for (const Rows& rows : {Rows{DType::f32, 80, 64}, Rows{DType::bf16, 80, 64}, Rows{DType::f16, 80, 64},
+                             Rows{{DType::f32, &RowEncoding::fp8_e4m3()}, 80, 64}, Rows{DType::bf16, 96, 64}})
+      if (rows.stored.encoding == nullptr || device_name() == "cpu")
+        caches.emplace_back(rows,
+                            TensorType(rows.stored.dtype, {kBlocks, 1, block_size, rows.dim}, rows.stored.encoding));
   for (const DeviceGroup& group : device_groups())
-    for (const TensorType& cache : caches) {
+    for (const auto& each : caches) {
+      const TensorType& cache = each.second;
+      const int64_t row_dim = each.first.dim, value_dim = each.first.value_dim;
       Device& device = *group.devices[0];
       const auto row_of = [&](int64_t heads) {
         SymbolValues symbols;
@@ -458,14 +465,14 @@ TEST(AttentionProperties, ThirteenToSixteenRowsHaveTheBitsOfEight) {
         symbols[Symbol::max_blocks] = kBlocks;
         const kernels::AttentionAttrs attrs{.heads = heads,
                                             .kv_heads = 1,
-                                            .head_dim = kRowDim,
+                                            .head_dim = row_dim,
                                             .scale = 0.25f,
                                             .source = kernels::KvSource::cached,
-                                            .value_dim = kValueDim};
+                                            .value_dim = value_dim};
         return ops::Workload{
             "rows",
             std::make_shared<ops::Attention>(attrs),
-            {TensorType(DType::f32, {Symbol::tokens, heads, kRowDim}), cache, cache,
+            {TensorType(DType::f32, {Symbol::tokens, heads, row_dim}), cache, cache,
              TensorType(DType::i32, {Dim(Symbol::sequences, 1)}), TensorType(DType::i32, {Symbol::sequences}),
              TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
             symbols};
@@ -490,21 +497,21 @@ TEST(AttentionProperties, ThirteenToSixteenRowsHaveTheBitsOfEight) {
       ASSERT_FALSE(other.empty());
       EXPECT_TRUE(same_bits(y[0].view, other[0].view)) << device.description() << " " << to_string(cache);
       for (int64_t first : {0, 8}) {
-        std::copy_n(shared.inputs[0].view.as<float>() + first * kRowDim, 8 * kRowDim, half.inputs[0].view.as<float>());
+        std::copy_n(shared.inputs[0].view.as<float>() + first * row_dim, 8 * row_dim, half.inputs[0].view.as<float>());
         const std::vector<Tensor> part = run_chosen(device, half, "attention");
         ASSERT_FALSE(part.empty());
-        EXPECT_EQ(std::memcmp(part[0].view.as<float>(), y[0].view.as<float>() + first * kValueDim,
-                              8 * kValueDim * sizeof(float)),
+        EXPECT_EQ(std::memcmp(part[0].view.as<float>(), y[0].view.as<float>() + first * value_dim,
+                              8 * value_dim * sizeof(float)),
                   0)
             << device.description() << " " << to_string(cache) << ": heads from " << first;
       }
       for (int64_t heads = 13; heads < 16; ++heads) {
         PassCall fewer = straight_call(row_of(heads), Pass::inference, 7);
         for (size_t port = 1; port < fewer.inputs.size(); ++port) fewer.inputs[port] = shared.inputs[port];
-        std::copy_n(shared.inputs[0].view.as<float>(), heads * kRowDim, fewer.inputs[0].view.as<float>());
+        std::copy_n(shared.inputs[0].view.as<float>(), heads * row_dim, fewer.inputs[0].view.as<float>());
         const std::vector<Tensor> part = run_chosen(device, fewer, "attention");
         ASSERT_FALSE(part.empty());
-        EXPECT_EQ(std::memcmp(part[0].view.as<float>(), y[0].view.as<float>(), heads * kValueDim * sizeof(float)), 0)
+        EXPECT_EQ(std::memcmp(part[0].view.as<float>(), y[0].view.as<float>(), heads * value_dim * sizeof(float)), 0)
             << device.description() << " " << to_string(cache) << ": " << heads << " heads";
       }
     }

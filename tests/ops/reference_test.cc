@@ -99,6 +99,25 @@ bool rounds_to_bf16(const PassCall& call, const Kernel& kernel, const Device& de
   return call.inputs[1].dtype() == DType::bf16 && may_round_to(MatmulInput::bf16, x);
 }
 
+// Whether a kernel of attention multiplies queries and exponentials as sums of two bf16 numbers: by its contract
+// (kernels/attention/attention.h) where values are the first columns of rows like those of keys, in bf16.
+bool has_bf16_parts(const PassCall& call, const Device& device) {
+  const auto* cpu = dynamic_cast<const CpuDevice*>(&device);
+  if (cpu == nullptr || cpu->isa() != Isa::amx || call.pass == Pass::backward) return false;
+  int64_t key_dim, value_dim, value_row;
+  if (call.op->name() == "attention") {
+    const auto attrs = call.op->attrs().get<kernels::AttentionAttrs>();
+    key_dim = attrs.head_dim, value_dim = attrs.values(), value_row = call.inputs[2].shape().back();
+  } else if (call.op->name() == "latent_attention") {
+    const auto attrs = call.op->attrs().get<kernels::LatentAttentionAttrs>();
+    key_dim = value_row = attrs.row_dim(), value_dim = attrs.latent_dim;
+  } else {
+    return false;
+  }
+  return call.inputs[1].dtype() == DType::bf16 && value_row == key_dim && value_dim < key_dim && key_dim % 32 == 0 &&
+         value_dim % 32 == 0;
+}
+
 // How far products may be whose x is rounded to rows of e4m3, and that add as Hopper's tensor cores do: each x within
 // 2^-4 of itself, or 2^-7 of its row's scale near zero; a chain over 128 columns has four steps, each of which cuts 33
 // terms at 2^-13 of the largest, which is at most the chain's sum of magnitudes. Scales and sums are rounded to f32.
@@ -147,7 +166,7 @@ void expect_expected(const ExpectedCall& want, const Kernel& kernel, const Devic
                      const std::vector<Tensor>& results, const std::string& label) {
   std::vector<std::vector<double>> bounds =
       error_bounds(*want.call.op, want.call.pass, want.inputs, want.expected, want.initial, encoded_input(want.call),
-                   rounds_to_bf16(want.call, kernel, device));
+                   rounds_to_bf16(want.call, kernel, device), has_bf16_parts(want.call, device));
   for (size_t i = 0; i < results.size(); ++i) {
     if (!results[i].defined()) continue;
     if (kernel.name == "cuda_fp8" || kernel.name == "cpu_fp8_rows")

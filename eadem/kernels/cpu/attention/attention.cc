@@ -205,8 +205,10 @@ void run_forward(const AttentionPlan& plan, const KernelCall& call) {
 PlanPtr prepare_forward(const KernelRequest& r, Context&) {
   const AttentionAttrs& attrs = r.attrs.get<AttentionAttrs>();
   const bool cached = attrs.source == KvSource::cached;
+  Attention sizes = shape_of(attrs);
+  sizes.value_row = r.inputs[kV].fixed(r.inputs[kV].rank() - 1);
   const AttentionPlan plan =
-      attention_plan(cpu_device(r), shape_of(attrs), r.inputs[kK], r.bounds, cached ? r.inputs[kK].fixed(2) : 0);
+      attention_plan(cpu_device(r), sizes, r.inputs[kK], r.bounds, cached ? r.inputs[kK].fixed(2) : 0);
   return make_plan([plan](const KernelCall& call) { run_forward(plan, call); },
                    plan.floats * static_cast<int64_t>(sizeof(float)));
 }
@@ -220,6 +222,11 @@ AttentionPlan attention_plan(const CpuDevice& device, const Attention& sizes, co
   AttentionPlan plan{.shape = sizes, .routines = {}, .cached = block_size > 0};
   Attention& shape = plan.shape;
   shape.kv_encoding = RowEncoding::of(keys.encoding);
+  // Values in the first columns of rows like those of keys are latents. What decides is the same for every rank, step
+  // and place of the rows, so that bits depend on none of these.
+  shape.latent_tiles = device.isa() == Isa::amx && keys.dtype == DType::bf16 && keys.encoding == nullptr &&
+                       sizes.value_row == sizes.head_dim && sizes.value_dim < sizes.head_dim &&
+                       sizes.head_dim % kLatentStep == 0 && sizes.value_dim % kLatentStep == 0;
   shape.byte_dots = shape.rounds_queries() && has_byte_dots(device.isa()) && device.isa() != Isa::neon_dotprod;
   plan.routines = EADEM_CPU_DISPATCH(attention_routines, device.isa())(keys.dtype, shape.kv_encoding);
   plan.worker_floats = ForwardScratch::floats(shape);

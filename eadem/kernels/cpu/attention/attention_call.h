@@ -41,9 +41,10 @@ struct Attention {
   const RowEncoding* kv_encoding;    // encoding of a cache; null: plain
   const float *k_scales, *v_scales;  // encoded: [num_blocks, kv_heads, block_size]
   bool byte_dots;                    // queries are rounded, and the processor has 8-bit dot products
-  const int32_t* query_start;        // [sequences + 1]
-  const int32_t* kv_length;          // [sequences]
-  const int32_t* block_table;        // [sequences, max_blocks]; null: direct
+  bool latent_tiles;           // rows of bf16 whose first columns are values, multiplied on tiles (latent_tiles.h)
+  const int32_t* query_start;  // [sequences + 1]
+  const int32_t* kv_length;    // [sequences]
+  const int32_t* block_table;  // [sequences, max_blocks]; null: direct
   int64_t max_blocks, block_size;
   int64_t sequences, heads, kv_heads, head_dim, value_dim, window, chunk;
   float scale, softcap;
@@ -60,7 +61,9 @@ struct Attention {
   // Rows in scratch are whole panels: those of queries and keys, and those of values and results.
   static int64_t padded(int64_t dim) { return (dim + kPanelWidth - 1) / kPanelWidth * kPanelWidth; }
   int64_t width() const { return padded(head_dim); }
-  int64_t value_width() const { return padded(value_dim); }
+  // Rows of results for tiles are an odd number of cache lines. Rows at multiples of 2 KB share a few sets of the first
+  // cache: with them 512 prompt tokens of DeepSeek-V2-Lite's heads take 1.1 times as long.
+  int64_t value_width() const { return padded(value_dim) + (latent_tiles ? kPanelWidth : 0); }
   int64_t block_tokens() const { return std::max<int64_t>(1, kBlockRows / group()); }
   int64_t block_rows() const { return block_tokens() * group(); }
   // The first key that the token at `position` sees.
@@ -109,7 +112,8 @@ struct AttentionPlan {
   int64_t worker_floats;  // of scratch; the states of splits lie behind those of all workers
   int64_t floats;         // of scratch for a step
 };
-// `keys`: the type of keys and values; `block_size`: of their cache; 0: they are given directly.
+// `keys`: the type of keys and values, whose rows have sizes.head_dim and sizes.value_row columns; `block_size`: of
+// their cache; 0: they are given directly.
 AttentionPlan attention_plan(const CpuDevice& device, const Attention& sizes, const TensorType& keys,
                              const SymbolValues& bounds, int64_t block_size);
 // Computes the queries that `a` describes.
