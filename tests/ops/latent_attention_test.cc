@@ -185,7 +185,7 @@ const Layer& small_layer() {
   return kLayer;
 }
 
-// Of widths that tiles multiply where rows are bf16.
+// A layer whose widths tiles multiply where rows are bf16.
 const Layer& wide_layer() {
   static const Layer kLayer(
       {.heads = 3, .latent_dim = 64, .nope_dim = 17, .rope_dim = 32, .value_dim = 24, .scale = 0.2f});

@@ -325,7 +325,7 @@ void clear(const Gathered& g, int64_t rows, int64_t width) {
   std::fill_n(g.out, rows * width, 0.0f);
 }
 
-// The same as attend_chunk, for latents in bf16 on tiles.
+// Adds the keys of a chunk of latents in bf16 to the states of the block's `rows` rows in s.split, on tiles.
 void attend_latents(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t start, int64_t rows,
                     const ForwardScratch& s) {
   static_assert(kLatentKeys == kChunk);

@@ -31,7 +31,7 @@ struct LatentChunk {
 constexpr int64_t latent_query_bytes(int64_t rows, int64_t dims) {
   return (rows + kLatentGroup - 1) / kLatentGroup * kLatentGroup * dims * 4;
 }
-// Writes them. `q` are rows `stride` floats apart.
+// Writes queries as tiles of latent_query_bytes. `q` are rows `stride` floats apart.
 void write_latent_queries(void* to, const float* q, int64_t stride, int64_t rows, int64_t dims);
 
 // Computes by_key [kLatentKeys, kLatentGroup], the scores of the chunk's keys with group `group` of `groups` of rows;

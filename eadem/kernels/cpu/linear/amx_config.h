@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What code that uses the tiles of AMX shares: how its functions are compiled, and the configuration of tiles. For x86
-// alone.
+// The attributes of functions that use the tiles of AMX, and the configuration of tiles. Only sources for x86 include
+// this.
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,7 @@
 //
 //   copy warp      copies weights, keys and values into a ring, in the order in which they are multiplied (ring.cuh)
 //   product warps  norms, codes of activations, products, attention (products.cuh, attention.cuh)
-//   sum warps      rows of products (rows.cuh)
+//   sum warps      rows of products; with weights in e4m3, codes of what the product down reads (rows.cuh)
 //   round warps    codes of what the product down reads, merging of splits (rows.cuh)
 //
 // Blocks give each other values through words in memory (exchange.cuh). The bits are those of the separate kernels.

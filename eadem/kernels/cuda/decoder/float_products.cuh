@@ -24,9 +24,9 @@ __device__ inline int code_at(int column) {
          column / kFloatTermColumns % kTerms * kPiece + column % kPiece;
 }
 
-// e4m3_scale_of for rows of bf16. A magnitude that is not infinite is a multiple of 2^-133, so that its 448th is never
-// half-way between two numbers of f32, and the product in double rounds to the quotient. It has no division, whose rare
-// cases are function calls.
+// The scale of a row of bf16 whose largest magnitude is `most`, which is that of e4m3_scale_of. A magnitude that is not
+// infinite is a multiple of 2^-133, so that its 448th is never half-way between two numbers of f32, and the product in
+// double rounds to the quotient. It has no division, whose rare cases are function calls.
 __device__ inline float bf16_row_scale(uint32_t most) {
   constexpr uint32_t kInfinity = 0x7f800000u;
   constexpr double kInverse = 1.0 / static_cast<double>(kLargestE4m3);

@@ -127,13 +127,13 @@ inline constexpr int kSumWords = 8;
 template <int kTilesOfSm, int kNum>
 using Terms = float[kTilesOfSm][kNum][kTileRows];
 
-// What a block of threads has in shared memory behind the ring, for weights of any type.
+// A block of threads has this in shared memory behind the ring, whatever its weights are.
 struct Shared {
-  // Those of e4m3 lie as wgmma reads them (float_products.cuh).
+  // Codes of the inputs of products. Codes in e4m3 are in the order in which wgmma reads them (float_products.cuh).
   alignas(128) uint8_t codes[kHidden];
   alignas(128) uint8_t h_codes[kFfn];
-  // Of q, k and v; output; gate and up. A row of e4m3 has one scale, and behind it the largest magnitude that each warp
-  // found.
+  // Scales of the inputs of q, k and v, of output, of gate and up, and of down (h). A row of e4m3 has one scale, and
+  // behind it the largest magnitude that each warp found.
   float scales[3][kChunks], h_scales[kFfnChunks];
   uint32_t h_sums[kFfnChunks][kSumWords];
   alignas(16) float squares[2][kChunks];  // of each norm
@@ -146,8 +146,8 @@ struct Shared {
   uint64_t h_ready[kDownSteps];
 };
 
-// And for terms of kTermColumns columns. Members of a union are never in use at once: one is written only when all
-// multiprocessors have given results for which the other one was read.
+// Shared memory for weights whose terms are of kTermColumns columns. Members of a union are never in use at once: one
+// is written only when all multiprocessors have given results for which the other one was read.
 template <int kTermColumns>
 struct SharedOf : Shared {
   static constexpr int kTerms = kHidden / kTermColumns, kFfnTerms = kFfn / kTermColumns;

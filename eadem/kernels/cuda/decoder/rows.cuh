@@ -20,13 +20,14 @@ __device__ inline void widen(float (&v)[8], const uint32_t (&d)[4]) {
   for (int i = 0; i < 4; ++i) v[2 * i] = low_bf16(d[i]), v[2 * i + 1] = high_bf16(d[i]);
 }
 
-// By a warp: its codes of a step of h are there.
+// By a warp: says that its codes of a step of h are there.
 __device__ inline void arrive_at_step(const Place& at, int step) {
   __syncwarp();
   if (at.lane == 0) barrier_arrive(shared_address(at.s.h_ready + step));
 }
 
-// By the warps that add and those that round: all of h with one scale. They keep it in registers until they know that.
+// By the warps that add and those that round: rounds all of h with one scale. They keep h in registers until they know
+// the scale.
 // Warp i has every seventh chunk from chunk i on.
 __device__ inline void round_float_row(const Place& at, int layer) {
   constexpr int kWarps = kSumWarps + kRoundWarps, kNum = kFfnChunks / kWarps, kLargestBarrier = 7;
@@ -121,7 +122,7 @@ class SumWarps {
   }
 
  private:
-  // Of a row of a weight in e4m3.
+  // The scale of a row of a weight in e4m3; other weights have none.
   __device__ static float scale_of(const DecoderWeight& weight, int row) {
     return W::kIsFloat ? __ldg(weight.scales + row) : 0.0f;
   }

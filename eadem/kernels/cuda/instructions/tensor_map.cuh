@@ -100,7 +100,7 @@ __device__ inline void copy_box_async(uint32_t shared, const CUtensorMap& map, i
       "l"(&map), "r"(0), "r"(row), "r"(panel), "r"(barrier), "l"(policy)
       : "memory");
 }
-// The same from byte `byte` of the rows of a panel on.
+// Copies the box that begins at a row, a panel and byte `byte` of the panel, by a map of make_code_rows_map.
 __device__ inline void copy_codes_async(uint32_t shared, const CUtensorMap& map, int byte, int row, int panel,
                                         uint32_t barrier, uint64_t policy) {
   asm volatile(
