@@ -482,6 +482,25 @@ std::vector<double> doubles_of(const Tensor& tensor) {
   return std::vector<double>(from, from + wide.view.num_elements());
 }
 
+// dq, dk and dv, by tensor cores if the device has the kernel.
+std::vector<Tensor> gradients_of(const std::shared_ptr<Device>& device, const AttentionAttrs& attrs,
+                                 std::span<const TensorView> inputs) {
+  const KernelList kernels = cuda::attention_backward_kernels();
+  const char* name = test::hopper_refusal().empty() ? "cuda_wgmma" : "cuda_rows";
+  const auto kernel = std::ranges::find_if(kernels, [&](const Kernel* each) { return each->name == name; });
+  std::vector<Tensor> gradients;
+  for (size_t n = 0; n < 3; ++n) gradients.push_back(random_on(device, DType::bf16, inputs[n].shape, 6 + n));
+  const TensorView outputs[] = {gradients[0].view, gradients[1].view, gradients[2].view};
+  const Mesh alone;
+  Context context{*device, alone};
+  const PlanPtr plan = test::plan_for(**kernel, "attention", AttrsRef(attrs), inputs, outputs, context);
+  const Tensor scratch = allocate_tensor(*device, DType::u8, {plan->scratch_bytes()});
+  KernelCall call{.inputs = inputs, .outputs = outputs, .context = &context};
+  call.scratch = scratch.view;
+  plan->run(call);
+  return gradients;
+}
+
 class CudaAttentionGradient : public ::testing::TestWithParam<Geometry> {};
 
 TEST_P(CudaAttentionGradient, IsThatOfTheDefinition) {
@@ -541,30 +560,15 @@ TEST_P(CudaAttentionGradient, IsThatOfTheDefinition) {
         }
       }
 
-  // 2. On the device, on tensor cores if it has the kernel, twice: the kernel repeats itself to the bit.
+  // 2. On the device, twice: the kernel repeats itself to the bit.
   const auto on_device = [&](const Tensor& host) { return copy_to_device(device, host.view); };
   const Tensor operands[] = {
       on_device(q), on_device(k),   on_device(v), integers_on(device, starts), integers_on(device, lengths),
       on_device(y), on_device(lse), on_device(dy)};
   std::vector<TensorView> inputs;
   for (const Tensor& operand : operands) inputs.push_back(operand.view);
-  const Tensor scratch = allocate_tensor(*device, DType::f32, {tokens * g.heads});
-  const auto run = [&](const Kernel& kernel) {
-    std::vector<Tensor> gradients = {random_on(device, DType::bf16, queries, 6),
-                                     random_on(device, DType::bf16, keys, 7), random_on(device, DType::bf16, keys, 8)};
-    const TensorView outputs[] = {gradients[0].view, gradients[1].view, gradients[2].view};
-    const Mesh alone;
-    Context context{*device, alone};
-    KernelCall call{.inputs = inputs, .outputs = outputs, .context = &context};
-    call.scratch = scratch.view;
-    test::plan_for(kernel, "attention", AttrsRef(attrs), inputs, outputs, context)->run(call);
-    return gradients;
-  };
-  const KernelList kernels = cuda::attention_backward_kernels();
-  const char* name = test::hopper_refusal().empty() ? "cuda_wgmma" : "cuda_rows";
-  const auto chosen = std::ranges::find_if(kernels, [&](const Kernel* kernel) { return kernel->name == name; });
-  ASSERT_NE(chosen, kernels.end());
-  const std::vector<Tensor> gradients = run(**chosen), again = run(**chosen);
+  const std::vector<Tensor> gradients = gradients_of(device, attrs, inputs),
+                            again = gradients_of(device, attrs, inputs);
   const Gradient* expected[] = {&dq, &dk, &dv};
   for (size_t n = 0; n < 3; ++n) {
     const std::string what = fmt::format("d{}", "qkv"[n]);
@@ -576,6 +580,44 @@ TEST_P(CudaAttentionGradient, IsThatOfTheDefinition) {
       ASSERT_NEAR(actual[e], value, expected[n]->bound[e] + std::abs(value) * kBf16 + 1e-6)
           << what << ", token " << e / row << ", element " << e % row;
     }
+  }
+}
+
+// Sums of a sequence have an order of their own, whatever runs beside it.
+TEST_P(CudaAttentionGradient, IsThatOfTheSequenceAlone) {
+  if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  const std::shared_ptr<Device> device = open_device("cuda");
+  const Geometry& g = GetParam();
+  const AttentionAttrs attrs{
+      .heads = g.heads, .kv_heads = g.kv_heads, .head_dim = g.head_dim, .scale = 0.2f, .window = g.window};
+  // More sequences than a block looks at together; the last has more keys than others.
+  std::vector<int32_t> lengths(40, 3), starts = {0};
+  lengths[0] = 700, lengths[20] = 64, lengths[39] = 900;
+  for (const int32_t length : lengths) starts.push_back(starts.back() + length);
+  const int64_t tokens = starts.back();
+  const Shape queries{tokens, g.heads, g.head_dim}, keys{tokens, g.kv_heads, g.head_dim};
+  const Tensor operands[] = {random_on(device, DType::bf16, queries, 1),
+                             random_on(device, DType::bf16, keys, 2),
+                             random_on(device, DType::bf16, keys, 3),
+                             integers_on(device, starts),
+                             integers_on(device, lengths),
+                             random_on(device, DType::bf16, queries, 4),
+                             random_on(device, DType::f32, {tokens, g.heads}, 5),
+                             random_on(device, DType::bf16, queries, 6)};
+  std::vector<TensorView> inputs;
+  for (const Tensor& operand : operands) inputs.push_back(operand.view);
+  const std::vector<Tensor> together = gradients_of(device, attrs, inputs);
+  for (const size_t s : {0, 20, 39}) {
+    std::vector<TensorView> own;
+    for (const TensorView& input : inputs)
+      own.push_back(input.dtype == DType::i32 ? input : input.rows(starts[s], lengths[s]));
+    const Tensor start = integers_on(device, {0, lengths[s]}), length = integers_on(device, {lengths[s]});
+    own[3] = start.view, own[4] = length.view;
+    const std::vector<Tensor> alone = gradients_of(device, attrs, own);
+    for (size_t n = 0; n < 3; ++n)
+      EXPECT_EQ(bytes_of(*device, alone[n].view), bytes_of(*device, together[n].view.rows(starts[s], lengths[s])))
+          << "d"
+          << "qkv"[n] << " of sequence " << s;
   }
 }
 

@@ -429,10 +429,18 @@ struct AttentionBackwardParams {
   void* dk;                 // [tokens, kv_heads, head_dim] dtype, or null
   void* dv;                 // likewise
   float* delta;             // [tokens, heads]: scratch
+  // Scratch of launch_attention_backward_wgmma, with chunks = ceil(tokens / kGradientTokens):
+  float* sums = nullptr;     // [chunks, heads, kGradientChunk, head_dim], aligned to 16 bytes
+  int32_t* turns = nullptr;  // [1 + chunks * heads]: how many blocks have begun; how many have added to each sum
 };
 // f32 or bf16, head_dim up to kMaxHeadDim, without tensor cores.
 [[nodiscard]] cudaError_t launch_attention_backward(const AttentionBackwardParams& params, cudaStream_t stream);
-// attention_backward_wgmma.cu, for Hopper: bf16, head_dim 64 or 128.
+// attention_backward_wgmma.cu, for Hopper: bf16, head_dim 64 or 128. Of sequences with more than kGradientKeys tokens,
+// sums of dq are made in chunks of kGradientChunk queries.
+constexpr int kGradientChunk = 64, kGradientKeys = 128;
+// The fewest tokens of such a sequence for each of its chunks: the shortest has three chunks of its 129 tokens. So the
+// sequence that begins at token t may have its chunks from ceil(t / kGradientTokens) on.
+constexpr int kGradientTokens = (kGradientKeys + 1) / (kGradientKeys / kGradientChunk + 1);
 [[nodiscard]] cudaError_t launch_attention_backward_wgmma(const AttentionBackwardParams& params, cudaStream_t stream);
 
 // --- linear.cu

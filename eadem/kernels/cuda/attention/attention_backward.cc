@@ -49,13 +49,26 @@ Verdict can_use_rows(const KernelRequest& request) {
       .verdict({.flops_share = kRowsShare, .reason = "f32 FMA, a block for each row"});
 }
 
-template <cudaError_t (*kLaunch)(const AttentionBackwardParams& params, cudaStream_t stream)>
+// Where a call has its scratch: the sums of dq, if it has some, delta, and the turns of the sums.
+struct Scratch {
+  int64_t delta_at, turns_at, bytes;
+
+  Scratch(const AttentionAttrs& attrs, int64_t tokens, bool has_sums) {
+    const int64_t chunks = has_sums ? (tokens + kGradientTokens - 1) / kGradientTokens * attrs.heads : 0;
+    delta_at = chunks * kGradientChunk * attrs.head_dim * static_cast<int64_t>(sizeof(float));
+    turns_at = delta_at + tokens * attrs.heads * static_cast<int64_t>(sizeof(float));
+    bytes = turns_at + (has_sums ? (chunks + 1) * static_cast<int64_t>(sizeof(int32_t)) : 0);
+  }
+};
+
+template <cudaError_t (*kLaunch)(const AttentionBackwardParams& params, cudaStream_t stream), bool kSums>
 PlanPtr prepare_backward(const KernelRequest& request, Context&) {
-  const int64_t tokens = request.inputs[kQ].dim(0).bind(request.bounds);
   const AttentionAttrs attrs = request.attrs.get<AttentionAttrs>();
   return make_plan(
       [attrs](const KernelCall& call) {
         const TensorView &q = call.inputs[kQ], &kv_length = call.inputs[kKvLength];
+        const Scratch scratch(attrs, q.shape[0], kSums);
+        auto* memory = static_cast<uint8_t*>(call.scratch.data);
         EADEM_CUDA_CALL(kLaunch({.forward = {.q = elements(q),
                                              .k = elements(call.inputs[kK]),
                                              .v = elements(call.inputs[kV]),
@@ -79,18 +92,20 @@ PlanPtr prepare_backward(const KernelRequest& request, Context&) {
                                  .dq = elements(call.outputs[kDq]),
                                  .dk = elements(call.outputs[kDk]),
                                  .dv = elements(call.outputs[kDv]),
-                                 .delta = static_cast<float*>(call.scratch.data)},
+                                 .delta = reinterpret_cast<float*>(memory + scratch.delta_at),
+                                 .sums = reinterpret_cast<float*>(memory),
+                                 .turns = reinterpret_cast<int32_t*>(memory + scratch.turns_at)},
                                 stream_of(call)));
       },
-      tokens * attrs.heads * static_cast<int64_t>(sizeof(float)));
+      Scratch(attrs, request.inputs[kQ].dim(0).bind(request.bounds), kSums).bytes);
 }
 
 constexpr Kernel kWgmma{.name = "cuda_wgmma",
                         .pass = Pass::backward,
                         .can_handle = can_use_tensor_cores,
-                        .prepare = prepare_backward<launch_attention_backward_wgmma>,
+                        .prepare = prepare_backward<launch_attention_backward_wgmma, true>,
                         .alignment_bytes = 16};
-constexpr Kernel kRows{"cuda_rows", Pass::backward, can_use_rows, prepare_backward<launch_attention_backward>};
+constexpr Kernel kRows{"cuda_rows", Pass::backward, can_use_rows, prepare_backward<launch_attention_backward, false>};
 
 }  // namespace
 

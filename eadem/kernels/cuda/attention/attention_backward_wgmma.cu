@@ -3,11 +3,18 @@
 // The gradients of attention by wgmma: bf16, heads of 64 or 128. attention_gradients.cuh says what is computed; p and
 // ds are rounded to bf16 before they are multiplied.
 //
-// A block has 64 rows for each warpgroup that computes: keys (dk, dv) or queries (dq). It walks through the columns,
-// queries or keys, in chunks of 64, which another warpgroup copies into a ring. The scores of the next chunk are
-// multiplied with the sums of this one.
-#include "eadem/kernels/cuda/attention/attention_copies.cuh"
+// A block has 128 keys of a head, 64 for each warpgroup that computes. It walks through the queries that see them, of
+// every head of the group, in chunks of 64, which other warps copy into a ring, and keeps the sums of dk and dv in
+// registers. The sums of dq are in global memory: a block multiplies ds of a chunk with its keys, and one thread adds
+// the product to the sums of the chunk by a bulk copy. Blocks add to a chunk each in its turn, in an order that depends
+// on the length of the sequence alone. A last kernel rounds the sums. Sequences of one block need none.
+//
+// The sums of a chunk are stored as the fragments in which they are computed: value i of tile t of thread n of the
+// warpgroups is element (t * kConsumerThreads + n) * 4 + i. The first warpgroup has the first half of the columns.
+#include <algorithm>
+
 #include "eadem/kernels/cuda/attention/attention_gradients.cuh"
+#include "eadem/kernels/cuda/instructions/bulk_sums.cuh"
 #include "eadem/kernels/cuda/instructions/mma.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
 #include "eadem/kernels/cuda/instructions/ring.cuh"
@@ -18,34 +25,80 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
-constexpr int kColumns = 64, kColumnTiles = kColumns / 8;
-constexpr int kWarpgroupRows = 64;
-constexpr uint32_t kPanelBytes = 64 * kPanelRowBytes;
+constexpr int kQueries = 64, kQueryTiles = kQueries / 8;  // of a chunk
+constexpr int kWarpgroupKeys = 64, kConsumers = 2, kKeys = kConsumers * kWarpgroupKeys;
+constexpr int kConsumerThreads = kConsumers * kWarpgroup, kThreads = kWarpgroup + kConsumerThreads;
+// Of the first warpgroup, two warps copy, and the next one adds to the sums of dq.
+constexpr int kCopyThreads = 64;
+constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+constexpr uint32_t kPanelBytes = kQueries * kPanelRowBytes;
 constexpr float kLog2e = 1.4426950408889634f;
-static_assert(kColumns == kPanelColumns, "a warpgroup's p and ds are 64 x 64");
+static_assert(kQueries == kPanelColumns, "a warpgroup's p and ds are 64 x 64");
+static_assert(kQueries == kGradientChunk && kKeys == kGradientKeys);
 
-template <int kD, bool kKeys>
+// dq of a chunk is multiplied two chunks later, so that the warpgroups need not keep step. Four ds are kept: when a
+// warpgroup stores ds, it has seen the other one's of two chunks before, and that one had its product with those of
+// four chunks before.
+constexpr int kLag = 2, kSlopes = 2 * kLag;
+
+template <int kD>
 struct Config {
-  // The left operands of scores, rows of k and v or of q and dy, are in registers where the sums leave room for them.
-  static constexpr bool kFirstInRegisters = !kKeys || kD == 64, kSecondInRegisters = kKeys && kD == 64;
-  // Whether products with both matrices of a chunk begin at once.
-  static constexpr bool kBothScores = !(kKeys && kD == 128);
-  static constexpr int kConsumers = !kKeys && kD == 64 ? 3 : 2;
-  static constexpr int kRows = kConsumers * kWarpgroupRows;
-  static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 240;
-  static constexpr int kStages = kD == 64 ? 4 : 3;
-  static constexpr uint32_t kTileBytes = kD / kPanelColumns * kPanelBytes;  // 64 rows of one matrix
-  static constexpr uint32_t kFirstBytes = kFirstInRegisters ? 0 : kConsumers * kTileBytes;
-  static constexpr uint32_t kRowsBytes = kFirstBytes + (kSecondInRegisters ? 0 : kConsumers * kTileBytes);
-  // The rows, then the stages of the ring, each two tiles, from a multiple of 1024.
-  static constexpr uint32_t kSharedBytes = kRowsBytes + 2 * kStages * kTileBytes + 1024;
+  // Values, a left operand, are in registers where the sums leave room for them. There, too, p as an operand has
+  // registers that ds does not need.
+  static constexpr bool kHasRegisters = kD == 64;
+  static constexpr int kStages = kD == 64 ? 4 : 2;
+  static constexpr int kPanels = kD / kPanelColumns;
+  static constexpr int kHalfTiles = kD / 2 / 8;                  // of dq, for each warpgroup
+  static constexpr uint32_t kTileBytes = kPanels * kPanelBytes;  // 64 rows of one matrix
+  static constexpr uint32_t kKeyBytes = kConsumers * kTileBytes;
+  // From a multiple of 1024: the keys and values, the stages of the ring, each two tiles, ds of some chunks, and a
+  // product for dq.
+  static constexpr uint32_t kStagesAt = kHasRegisters ? kKeyBytes : 2 * kKeyBytes;
+  static constexpr uint32_t kSlopesAt = kStagesAt + 2 * kStages * kTileBytes;
+  static constexpr uint32_t kSlopesBytes = kConsumers * kPanelBytes;
+  static constexpr uint32_t kProductAt = kSlopesAt + kSlopes * kSlopesBytes;
+  static constexpr uint32_t kProductBytes = kQueries * kD * sizeof(float);
+  // For each stage, lse and delta of its queries.
+  static constexpr uint32_t kNumbersAt = kProductAt + kProductBytes, kNumbersBytes = kQueries * sizeof(float);
+  static constexpr uint32_t kBarriersAt = kNumbersAt + kStages * 2 * kNumbersBytes;
+  static constexpr uint32_t kSharedBytes = kBarriersAt + (2 * kStages + kSlopes + 3) * kBarrierBytes + 1024;
 };
 
-// The two matrices of the columns as [tokens, heads * kD], in boxes of a chunk and a panel.
-struct ColumnMaps {
-  CUtensorMap first, second;
+// Shared memory, by address.
+template <int kD>
+struct Shared {
+  using Sizes = Config<kD>;
+  uint32_t memory;
+
+  __device__ uint32_t keys() const { return memory; }
+  __device__ uint32_t q_at(int stage) const {
+    return memory + Sizes::kStagesAt + static_cast<uint32_t>(stage) * 2 * Sizes::kTileBytes;
+  }
+  __device__ uint32_t dy_at(int stage) const { return q_at(stage) + Sizes::kTileBytes; }
+  __device__ uint32_t slopes_at(int32_t step) const {
+    return memory + Sizes::kSlopesAt + static_cast<uint32_t>(step) % kSlopes * Sizes::kSlopesBytes;
+  }
+  __device__ uint32_t product() const { return memory + Sizes::kProductAt; }
+  __device__ uint32_t lse_at(int stage) const {
+    return memory + Sizes::kNumbersAt + static_cast<uint32_t>(stage) * 2 * Sizes::kNumbersBytes;
+  }
+  __device__ uint32_t delta_at(int stage) const { return lse_at(stage) + Sizes::kNumbersBytes; }
+  __device__ uint32_t barrier(int number) const {
+    return memory + Sizes::kBarriersAt + static_cast<uint32_t>(number) * kBarrierBytes;
+  }
+  __device__ uint32_t full_at(int stage) const { return barrier(stage); }
+  __device__ uint32_t empty_at(int stage) const { return barrier(Sizes::kStages + stage); }
+  __device__ uint32_t slopes_full_at(int32_t step) const {
+    return barrier(2 * Sizes::kStages + static_cast<int>(static_cast<uint32_t>(step) % kSlopes));
+  }
+  __device__ uint32_t keys_full() const { return barrier(2 * Sizes::kStages + kSlopes); }
+  __device__ uint32_t product_full() const { return barrier(2 * Sizes::kStages + kSlopes + 1); }
+  __device__ uint32_t product_empty() const { return barrier(2 * Sizes::kStages + kSlopes + 2); }
+};
+
+// Matrices as [tokens, heads * kD], in boxes of 64 rows and a panel.
+struct Maps {
+  CUtensorMap k, v, q, dy;
 };
 
 // A head's rows of a matrix [tokens, heads, kD].
@@ -55,10 +108,24 @@ struct HeadRows {
   int32_t tokens;              // of the sequence
 };
 
-// Copies 64 rows from `row` on; those beyond the sequence become zeros.
+// One thread copies the boxes of 64 rows of a head; `full` counts their bytes.
 template <int kD>
-__device__ void copy_tile(uint32_t to, const HeadRows& from, int32_t row, const TileCopies<kD>& copies) {
-  copies.copy(to, from.first + row * from.stride, from.stride, 0, max(from.tokens - row, 0));
+__device__ void copy_boxes(uint32_t to, const CUtensorMap& map, int32_t row, int32_t head, uint32_t full) {
+#pragma unroll
+  for (int panel = 0; panel < kD / kPanelColumns; ++panel)
+    copy_box_async(to + static_cast<uint32_t>(panel) * kPanelBytes, map, row, head * (kD / kPanelColumns) + panel,
+                   full);
+}
+
+// Each of 64 threads copies a row, of those from `row` on; those beyond the sequence become zeros.
+template <int kD>
+__device__ void copy_row(uint32_t to, const HeadRows& from, int32_t row, int thread) {
+  const bool wanted = row + thread < from.tokens;
+  const __nv_bfloat16* elements = from.first + (wanted ? row + thread : 0) * from.stride;
+#pragma unroll 1
+  for (int piece = 0; piece < kD / 8; ++piece)
+    copy_16_async(to + static_cast<uint32_t>(piece / 8) * kPanelBytes + panel_offset(thread, piece % 8),
+                  elements + piece * 8, wanted);
 }
 
 // Loads 16 rows as fragments; those beyond the sequence become zeros.
@@ -78,7 +145,7 @@ __device__ void load_rows(uint32_t (&fragments)[kD / 16][4], const HeadRows& fro
   }
 }
 
-// The left operand of scores: 64 rows of a warpgroup, in registers or in panels.
+// The left operand of scores: 64 keys or values of a warpgroup, as fragments of `from` or in panels.
 template <int kD, bool kInRegisters>
 struct LeftRows {
   uint32_t fragments[kD / 16][4];
@@ -98,12 +165,12 @@ struct LeftRows<kD, false> {
 
 // sum [64, kD] += packed [64, 64] chunk [64, kD]
 template <int kD>
-__device__ void multiply_chunk(float (&sum)[kD / 8][4], const uint32_t (&packed)[kColumns / 16][4], uint32_t chunk) {
+__device__ void multiply_chunk(float (&sum)[kD / 8][4], const uint32_t (&packed)[kQueries / 16][4], uint32_t chunk) {
   const Operand operand(chunk, kPanelBytes);
   pin(sum);
   wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < kColumns / 16; ++step)
+  for (int step = 0; step < kQueries / 16; ++step)
     wgmma<Major::n>(sum, packed[step], operand.at(static_cast<uint32_t>(step) * 16 * kPanelRowBytes), true);
   wgmma_commit();
   pin(sum);
@@ -111,14 +178,32 @@ __device__ void multiply_chunk(float (&sum)[kD / 8][4], const uint32_t (&packed)
 
 // c [64, 64] = rows [64, kD] times the rows of chunk [64, kD].
 template <int kD, bool kInRegisters>
-__device__ void multiply_rows(float (&c)[kColumnTiles][4], const LeftRows<kD, kInRegisters>& rows, uint32_t chunk) {
+__device__ void multiply_rows(float (&c)[kQueryTiles][4], const LeftRows<kD, kInRegisters>& rows, uint32_t chunk) {
   const Operand operand(chunk, 0);
-  pin(c);
   wgmma_fence();
+  wgmma_first<Major::k>(c, rows.at(0), operand.at(0));
 #pragma unroll
-  for (int step = 0; step < kD / 16; ++step)
-    wgmma<Major::k>(c, rows.at(step), operand.at(static_cast<uint32_t>(step / 4) * kPanelBytes + step % 4 * 32),
-                    step > 0);
+  for (int step = 1; step < kD / 16; ++step)
+    wgmma<Major::k>(c, rows.at(step), operand.at(static_cast<uint32_t>(step / 4) * kPanelBytes + step % 4 * 32), true);
+  wgmma_commit();
+  pin(c);
+}
+
+// Half of the columns of c [64, kD] = the transpose of slopes [kKeys, 64], times keys [kKeys, kD].
+template <int kD>
+__device__ void multiply_keys(float (&c)[Config<kD>::kHalfTiles][4], uint32_t slopes, uint32_t keys, int half) {
+  using Sizes = Config<kD>;
+  constexpr int kStepsOfPanel = 64 / 16;
+  const uint32_t bytes = static_cast<uint32_t>(half) * Sizes::kHalfTiles * 16;
+  const Operand left(slopes, 0), right(keys + bytes / kPanelRowBytes * kPanelBytes + bytes % kPanelRowBytes, 0);
+  wgmma_fence();
+  wgmma_first<Major::n, Major::n>(c, left.at(0), right.at(0));
+#pragma unroll
+  for (int step = 1; step < kKeys / 16; ++step) {
+    const auto panel = static_cast<uint32_t>(step / kStepsOfPanel);
+    const uint32_t rows = static_cast<uint32_t>(step % kStepsOfPanel) * 16 * kPanelRowBytes;
+    wgmma<Major::n, Major::n>(c, left.at(panel * kPanelBytes + rows), right.at(panel * Sizes::kTileBytes + rows), true);
+  }
   wgmma_commit();
   pin(c);
 }
@@ -136,305 +221,425 @@ __device__ void store_rows(void* to, const float (&sum)[kD / 8][4], float scale,
   }
 }
 
-// The work of a block: its rows, of one head, and the columns that they meet, in chunks. Rows that are keys meet the
-// queries of every head of their group, one head after the other.
-template <int kD, bool kKeys>
-struct Work {
-  const AttentionBackwardParams& b;
-  GradientTile tile;
-  int32_t row_head, group;
-  int32_t first_column, chunks, steps;
+// How many of a sequence's tiles of keys are its first half. Their blocks add to the sums of dq before those of the
+// second half: of the first half the block of the last keys is first, since it is the first that comes to a chunk if
+// all begin together, and of the second half the block of the first keys.
+__device__ int32_t first_half(int32_t tiles) { return (tiles + 1) / 2; }
 
-  __device__ Work(const AttentionBackwardParams& params, const GradientTile& found, int32_t head)
-      : b(params), tile(found), row_head(head), group(params.forward.heads / params.forward.kv_heads) {
-    constexpr int kRows = Config<kD, kKeys>::kRows;
-    const int32_t window = b.forward.window, end_row = min(tile.row + kRows, tile.tokens);
-    const int32_t first = kKeys ? tile.row : window > 0 ? max(tile.row - window + 1, 0) : 0;
-    const int32_t end = !kKeys ? end_row : window > 0 ? min(end_row - 1 + window, tile.tokens) : tile.tokens;
-    first_column = first / kColumns * kColumns;
-    chunks = (end - first_column + kColumns - 1) / kColumns;
-    steps = chunks * (kKeys ? group : 1);
+// The work of a block, in shared memory: its keys, of one head, and the queries that see them, in chunks, one head of
+// the group after the other.
+struct Work {
+  GradientTile tile;
+  int32_t head, group;  // of keys; heads of queries for each
+  int32_t end_chunk;    // where the queries end, rounded up to chunks
+  int32_t steps;        // chunks of all heads of the group
+
+  __device__ void set(const AttentionParams& p, const GradientTile& found, int32_t key_head) {
+    tile = found, head = key_head, group = p.heads / p.kv_heads;
+    const int32_t end_key = min(tile.row + kKeys, tile.tokens);
+    const int32_t end = p.window > 0 ? min(end_key - 1 + p.window, tile.tokens) : tile.tokens;
+    end_chunk = tile.row + (end - tile.row + kQueries - 1) / kQueries * kQueries;
+    steps = (end_chunk - tile.row) / kQueries * group;
   }
 
-  __device__ HeadRows rows_of(const void* matrix, int32_t heads, int32_t head) const {
-    return {static_cast<const __nv_bfloat16*>(matrix) + (int64_t{tile.first_token} * heads + head) * kD,
+  // Calls `use(query, head)` for each chunk.
+  template <typename Use>
+  __device__ void for_chunks(const Use& use) const {
+    for (int32_t of = 0; of < group; ++of)
+      for (int32_t query = tile.row; query < end_chunk; query += kQueries) use(query, head * group + of);
+  }
+  // Whether all of 64 rows belong to the sequence.
+  __device__ bool fills(int32_t row) const { return row + kQueries <= tile.tokens; }
+  // The rows of a head of a matrix.
+  template <int kD>
+  __device__ HeadRows rows_of(const void* matrix, int32_t heads, int32_t of) const {
+    return {static_cast<const __nv_bfloat16*>(matrix) + (int64_t{tile.first_token} * heads + of) * kD,
             int64_t{heads} * kD, tile.tokens};
   }
-  // k and v, or q and dy.
-  __device__ HeadRows first_rows() const {
-    return kKeys ? rows_of(b.forward.k, b.forward.kv_heads, row_head) : rows_of(b.forward.q, b.forward.heads, row_head);
+  // Where the sums of a chunk are, counted in chunks.
+  __device__ int64_t chunk_at(const AttentionParams& p, int32_t query, int32_t of) const {
+    return int64_t{tile.first_chunk + query / kQueries} * p.heads + of;
   }
-  __device__ HeadRows second_rows() const {
-    return kKeys ? rows_of(b.forward.v, b.forward.kv_heads, row_head) : rows_of(b.dy, b.forward.heads, row_head);
-  }
-  // Those after which a warpgroup's queries see no key. Its keys may be seen in every step.
-  __device__ int32_t steps_of(int warpgroup) const {
-    if constexpr (kKeys) return steps;
-    const int32_t first = tile.row + warpgroup * kWarpgroupRows, end = min(first + kWarpgroupRows, tile.tokens);
-    return first < end ? (end - first_column + kColumns - 1) / kColumns : 0;
-  }
-  __device__ int32_t column_of(int32_t step) const { return first_column + step % chunks * kColumns; }
-  // Whether all columns of a chunk belong to the sequence.
-  __device__ bool fills(int32_t column) const { return column + kColumns <= tile.tokens; }
-  __device__ int32_t column_head(int32_t step) const {
-    return kKeys ? row_head * group + step / chunks : row_head / group;
+  // How many blocks add to a chunk before this one.
+  __device__ int32_t turn_at(const AttentionParams& p, int32_t query) const {
+    const int32_t own = tile.row / kKeys, half = first_half((tile.tokens + kKeys - 1) / kKeys);
+    if (own < half) return min(query / kKeys, half - 1) - own;
+    const int32_t first_key = p.window > 0 ? max(query + 1 - p.window, 0) : 0;
+    return own - first_key / kKeys;
   }
 };
 
-// Numbers of queries that are columns, for each stage.
-template <int kStages>
-struct QueryNumbers {
-  float lse[kStages][kColumns], delta[kStages][kColumns];
-};
-
-// One thread copies chunks that the sequence fills; others are copied piece by piece.
-template <int kD, bool kKeys>
-__device__ void produce(const Work<kD, kKeys>& work, const ColumnMaps& maps, uint32_t rows, uint32_t rows_full,
-                        uint32_t stages, const Ring& ring, const QueryNumbers<Config<kD, kKeys>::kStages>& numbers) {
-  using Sizes = Config<kD, kKeys>;
-  constexpr uint32_t kTileBytes = Sizes::kTileBytes;
-  const AttentionBackwardParams& b = work.b;
-  const AttentionParams& p = b.forward;
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  const TileCopies<kD> copies(thread);
-  for (int w = 0; w < Sizes::kConsumers; ++w) {
-    const int32_t row = work.tile.row + w * kWarpgroupRows;
-    const uint32_t to = rows + static_cast<uint32_t>(w) * kTileBytes;
-    if constexpr (!Sizes::kFirstInRegisters) copy_tile(to, work.first_rows(), row, copies);
-    if constexpr (!Sizes::kSecondInRegisters) copy_tile(to + Sizes::kFirstBytes, work.second_rows(), row, copies);
-  }
-  barrier_arrive_after_copies(rows_full);
-  constexpr int kPanels = kD / kPanelColumns;
-  RingPlace<Sizes::kStages> place;
-  for (int32_t step = 0; step < work.steps; ++step) {
-    const int32_t column = work.column_of(step), head = work.column_head(step);
-    const uint32_t to = stages + static_cast<uint32_t>(place.stage) * 2 * kTileBytes, full = ring.full_at(place.stage);
-    barrier_wait(ring.empty_at(place.stage), place.parity ^ 1);
-    if (work.fills(column)) {
-      if (thread == 0) {
-        barrier_arrive_expecting(full, 2 * kTileBytes);
-#pragma unroll
-        for (int panel = 0; panel < kPanels; ++panel) {
-          const uint32_t offset = static_cast<uint32_t>(panel) * kPanelBytes;
-          const int row = work.tile.first_token + column;
-          copy_box_async(to + offset, maps.first, row, head * kPanels + panel, full);
-          copy_box_async(to + kTileBytes + offset, maps.second, row, head * kPanels + panel, full);
+// As find_gradient_tile, but for tiles of kKeys tokens in the order in which blocks take them. All begin before those
+// that wait for them, and a second half begins when much of the first is done: the order is that of the additions, a
+// tile of each of `at_once` sequences, then the next one of each. at_once is 32 at most. All threads of a warp call it.
+__device__ bool find_keys(GradientTile& found, const AttentionParams& p, int32_t at_once, int32_t tile) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (int32_t first = 0; first < p.sequences; first += at_once) {
+    const bool is_sequence = lane < at_once && first + lane < p.sequences;
+    const int32_t own_first = is_sequence ? p.query_start[first + lane] : 0;
+    const int32_t own_tokens = is_sequence ? p.query_start[first + lane + 1] - own_first : 0;
+    const int32_t tiles = (own_tokens + kKeys - 1) / kKeys, half = first_half(tiles);
+    for (const bool is_first : {true, false})
+      for (int32_t i = 0;; ++i) {
+        const unsigned having = __ballot_sync(~0u, (is_first ? half : tiles - half) > i);
+        if (having == 0) break;
+        if (tile < __popc(having)) {
+          const auto s = static_cast<int>(__fns(having, 0, tile + 1));
+          const int32_t first_token = __shfl_sync(~0u, own_first, s);
+          found = {first_token, __shfl_sync(~0u, own_tokens, s),
+                   __shfl_sync(~0u, is_first ? half - 1 - i : half + i, s) * kKeys,
+                   static_cast<int32_t>(ceil_div(first_token, kGradientTokens))};
+          return true;
         }
+        tile -= __popc(having);
       }
+  }
+  return false;
+}
+
+// Copies the keys and values, then chunks of queries. One thread copies boxes whose rows all belong to the sequence;
+// else each thread copies a row.
+template <int kD>
+__device__ void copy_rows(const AttentionBackwardParams& b, const Maps& maps, const Work& work,
+                          const Shared<kD>& shared) {
+  using Sizes = Config<kD>;
+  constexpr uint32_t kTileBytes = Sizes::kTileBytes;
+  const AttentionParams& p = b.forward;
+  const int thread = static_cast<int>(threadIdx.x);
+  // 64 rows of a head of two matrices, or of the first alone.
+  const auto copy = [&](uint32_t to, uint32_t to_second, const CUtensorMap& map, const CUtensorMap& second_map,
+                        const void* matrix, const void* second, int32_t heads, int32_t head, int32_t row, bool both,
+                        uint32_t full) {
+    if (work.fills(row)) {
+      if (thread != 0) return;
+      barrier_arrive_expecting(full, both ? 2 * kTileBytes : kTileBytes);
+      copy_boxes<kD>(to, map, work.tile.first_token + row, head, full);
+      if (both) copy_boxes<kD>(to_second, second_map, work.tile.first_token + row, head, full);
     } else {
       if (thread == 0) barrier_arrive(full);
-      copy_tile(to, kKeys ? work.rows_of(p.q, p.heads, head) : work.rows_of(p.k, p.kv_heads, head), column, copies);
-      copy_tile(to + kTileBytes, kKeys ? work.rows_of(b.dy, p.heads, head) : work.rows_of(p.v, p.kv_heads, head),
-                column, copies);
+      copy_row<kD>(to, work.rows_of<kD>(matrix, heads, head), row, thread);
+      if (both) copy_row<kD>(to_second, work.rows_of<kD>(second, heads, head), row, thread);
     }
-    if constexpr (kKeys) {
-      const int own = thread % kColumns;
-      const bool wanted = column + own < work.tile.tokens;
-      const int64_t query = wanted ? int64_t{work.tile.first_token + column + own} * p.heads + head : 0;
-      if (thread < kColumns)
-        copy_4_async(shared_address(&numbers.lse[place.stage][own]), p.lse + query, wanted);
-      else
-        copy_4_async(shared_address(&numbers.delta[place.stage][own]), b.delta + query, wanted);
-    }
+  };
+  for (int w = 0; w < kConsumers; ++w) {
+    const uint32_t to = shared.keys() + static_cast<uint32_t>(w) * kTileBytes;
+    copy(to, to + Sizes::kKeyBytes, maps.k, maps.v, p.k, p.v, p.kv_heads, work.head, work.tile.row + w * kWarpgroupKeys,
+         !Sizes::kHasRegisters, shared.keys_full());
+  }
+  barrier_arrive_after_copies(shared.keys_full());
+  RingPlace<Sizes::kStages> place;
+  work.for_chunks([&](int32_t query, int32_t head) {
+    const uint32_t full = shared.full_at(place.stage);
+    barrier_wait(shared.empty_at(place.stage), place.parity ^ 1);
+    copy(shared.q_at(place.stage), shared.dy_at(place.stage), maps.q, maps.dy, p.q, b.dy, p.heads, head, query, true,
+         full);
+    static_assert(kCopyThreads == kQueries);
+    const bool wanted = query + thread < work.tile.tokens;
+    const int64_t own = wanted ? int64_t{work.tile.first_token + query + thread} * p.heads + head : 0;
+    copy_4_async(shared.lse_at(place.stage) + static_cast<uint32_t>(thread) * 4, p.lse + own, wanted);
+    copy_4_async(shared.delta_at(place.stage) + static_cast<uint32_t>(thread) * 4, b.delta + own, wanted);
     barrier_arrive_after_copies(full);
     place.advance();
-  }
+  });
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-template <int kD, bool kKeys>
-__device__ void consume(const Work<kD, kKeys>& work, uint32_t rows, uint32_t rows_full, uint32_t stages,
-                        const Ring& ring, const QueryNumbers<Config<kD, kKeys>::kStages>& numbers) {
-  using Sizes = Config<kD, kKeys>;
-  const AttentionParams& p = work.b.forward;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
-  const int32_t first_row = work.tile.row + (static_cast<int>(threadIdx.x) / kWarp - kWarpgroup / kWarp) * 16;
-
-  // 1. The rows, and the numbers of those that are queries.
-  const uint32_t own_rows = rows + static_cast<uint32_t>(warpgroup) * Sizes::kTileBytes;
-  const LeftRows<kD, Sizes::kFirstInRegisters> first_left(work.first_rows(), first_row, lane, own_rows);
-  const LeftRows<kD, Sizes::kSecondInRegisters> second_left(work.second_rows(), first_row, lane,
-                                                            own_rows + Sizes::kFirstBytes);
-  barrier_wait(rows_full, 0);
-  fence_shared_for_wgmma();
-  float row_lse[2] = {}, row_delta[2] = {};
-  if constexpr (!kKeys) {
-#pragma unroll
+// dq of a chunk of which nobody else has a product. All threads of a warp call it.
+template <int kD>
+__device__ void round_product(const AttentionBackwardParams& b, const Work& work, uint32_t product, int32_t query,
+                              int32_t head) {
+  if (b.dq == nullptr) return;
+  const HeadRows rows = work.rows_of<kD>(b.dq, b.forward.heads, head);
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) % kWarp; i < kQueries * kD / 4; i += kWarp) {
+    const int t = i / kConsumerThreads, n = i % kConsumerThreads;
+    const int32_t row = query + n % kWarpgroup / kWarp * 16 + n % kWarp / 4;
+    const int column = n / kWarpgroup * (kD / 2) + t * 8 + n % 4 * 2;
     for (int half = 0; half < 2; ++half) {
-      const int32_t row = min(first_row + lane / 4 + half * 8, work.tile.tokens - 1);
-      const int64_t query = int64_t{work.tile.first_token + row} * p.heads + work.row_head;
-      row_lse[half] = p.lse[query] * kLog2e, row_delta[half] = work.b.delta[query];
+      const float2 two = load_f32x2(product + static_cast<uint32_t>(i * 4 + half * 2) * 4);
+      auto* to = const_cast<__nv_bfloat16*>(rows.first) + (row + half * 8) * rows.stride + column;
+      if (row + half * 8 < rows.tokens)
+        *reinterpret_cast<uint32_t*>(to) = pack_bf16(two.x * b.forward.scale, two.y * b.forward.scale);
     }
   }
+  __syncwarp();
+}
+
+// Adds the products of the chunks to the sums of dq. All threads of a warp call it.
+template <int kD>
+__device__ void add_products(const AttentionBackwardParams& b, const Work& work, const Shared<kD>& shared) {
+  constexpr uint32_t kBytes = Config<kD>::kProductBytes;
+  const bool is_first = threadIdx.x % kWarp == 0, has_sums = work.tile.tokens > kKeys;
+  if (has_sums && !is_first) return;
+  int32_t step = 0;
+  work.for_chunks([&](int32_t query, int32_t head) {
+    const int32_t turn = work.turn_at(b.forward, query);
+    const int64_t chunk = work.chunk_at(b.forward, query, head);
+    float* sums = b.sums + chunk * kQueries * kD;
+    int32_t* turns = b.turns + 1 + chunk;
+    if (has_sums && turn > 0) wait_for_turn(turns, turn);
+    barrier_wait(shared.product_full(), static_cast<uint32_t>(step) % 2);
+    ++step;
+    if (!has_sums) {
+      round_product<kD>(b, work, shared.product(), query, head);
+      if (is_first) barrier_arrive(shared.product_empty());
+      return;
+    }
+    if (turn == 0)
+      store_bulk_async(sums, shared.product(), kBytes);
+    else
+      add_bulk_async(sums, shared.product(), kBytes);
+    commit_bulk();
+    wait_for_bulk_reads();
+    barrier_arrive(shared.product_empty());
+    wait_for_bulk<0>();
+    end_turn(turns, turn);
+  });
+}
+
+template <int kD>
+__device__ void multiply(const AttentionBackwardParams& b, const Work& work, const Shared<kD>& shared,
+                         float exponent_scale) {
+  using Sizes = Config<kD>;
+  const AttentionParams& p = b.forward;
+  const int thread = static_cast<int>(threadIdx.x) - kWarpgroup, lane = thread % kWarp;
+  const int warpgroup = thread / kWarpgroup;
+  const int32_t first_key = work.tile.row + thread / kWarp * 16;
+
+  // 1. The keys and values.
+  const uint32_t own_rows = shared.keys() + static_cast<uint32_t>(warpgroup) * Sizes::kTileBytes;
+  const LeftRows<kD, false> keys({}, first_key, lane, own_rows);
+  const LeftRows<kD, Sizes::kHasRegisters> values(work.rows_of<kD>(p.v, p.kv_heads, work.head), first_key, lane,
+                                                  own_rows + Sizes::kKeyBytes);
+  barrier_wait(shared.keys_full(), 0);
+  fence_shared_for_async();
 
   // 2. The chunks.
-  const float c = p.scale * kLog2e;
-  float weights[kColumnTiles][4], slopes[kColumnTiles][4];
-  uint32_t packed_weights[kKeys ? kColumns / 16 : 1][4], packed_slopes[kColumns / 16][4];
-  float first_sum[kD / 8][4] = {}, second_sum[kKeys ? kD / 8 : 1][4] = {};
+  uint32_t packed_weights[kQueries / 16][4], packed_slopes[kQueries / 16][4];
+  float dk[kD / 8][4] = {}, dv[kD / 8][4] = {};
   RingPlace<Sizes::kStages> place;
   const auto release = [&](int stage) {
     __syncwarp();
-    if (lane == 0) barrier_arrive(ring.empty_at(stage));
+    if (lane == 0) barrier_arrive(shared.empty_at(stage));
   };
-  int previous = 0;
-  const int32_t steps = work.steps_of(warpgroup);
-  for (int32_t step = 0; step < steps; ++step) {
-    const int stage = place.stage;
-    const uint32_t first = stages + static_cast<uint32_t>(stage) * 2 * Sizes::kTileBytes;
-    const uint32_t second = first + Sizes::kTileBytes;
-    barrier_wait(ring.full_at(stage), place.parity);
-    if (!work.fills(work.column_of(step))) fence_shared_for_wgmma();
-    multiply_rows<kD>(weights, first_left, first);
-    if constexpr (Sizes::kBothScores) multiply_rows<kD>(slopes, second_left, second);
-    wgmma_wait<Sizes::kBothScores ? 1 : 0>();  // for the scores, and the sums of the chunk before
-    pin(weights);
-    if (step > 0) release(previous);
-
-    // p, and its mask where a row of this warp does not see all columns. Columns beyond the sequence are zeros.
-    const int32_t column = work.column_of(step);
-    const int32_t first_query = kKeys ? column : first_row,
-                  last_query = (kKeys ? column + kColumns : first_row + 16) - 1;
-    const int32_t first_key = kKeys ? first_row : column, last_key = (kKeys ? first_row + 16 : column + kColumns) - 1;
-    const bool all_seen = last_key <= first_query && (p.window == 0 || first_key > last_query - p.window);
+  // One of a warp's threads arrives for all, whose stores wgmma and copies then see.
+  const auto arrive_at = [&](uint32_t barrier) {
+    fence_shared_for_async();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(barrier);
+  };
+  const auto wait_for_slopes = [&](int32_t step) {
+    barrier_wait(shared.slopes_full_at(step), static_cast<uint32_t>(step) / kSlopes % 2);
+  };
+  // Stores the product of chunk `step` for the thread that adds it.
+  const auto store_product = [&](const float(&product)[Sizes::kHalfTiles][4], int32_t step) {
+    barrier_wait(shared.product_empty(), (static_cast<uint32_t>(step) % 2) ^ 1);
+    const uint32_t to = shared.product() + static_cast<uint32_t>(thread) * 16;
 #pragma unroll
-    for (int t = 0; t < kColumnTiles; ++t) {
-      const int in_chunk = t * 8 + lane % 4 * 2;
-      float log_sums[2];
-      if constexpr (kKeys) {
-        const float2 both = *reinterpret_cast<const float2*>(&numbers.lse[stage][in_chunk]);
-        log_sums[0] = both.x * kLog2e, log_sums[1] = both.y * kLog2e;
-      }
+    for (int t = 0; t < Sizes::kHalfTiles; ++t)
+      store_16(to + static_cast<uint32_t>(t) * kConsumerThreads * 16, product[t]);
+    arrive_at(shared.product_full());
+  };
+  const uint32_t slopes_offset =
+      static_cast<uint32_t>(warpgroup) * kPanelBytes +
+      panel_offset(thread % kWarpgroup / kWarp * 16 + lane / 8 % 2 * 8 + lane % 8, lane / 16);
+  int32_t step = 0, query = work.tile.row;
+  do {
+    const int stage = place.stage;
+    const uint32_t q = shared.q_at(stage), dy = shared.dy_at(stage);
+    // dq of an earlier chunk, when both warpgroups have stored its ds. In the first steps there is none, and nothing
+    // reads the product.
+    float weights[kQueryTiles][4], slopes[kQueryTiles][4], product[Sizes::kHalfTiles][4];
+    const int32_t earlier = step - kLag;
+    if (earlier >= 0) wait_for_slopes(earlier);
+    multiply_keys<kD>(product, shared.slopes_at(earlier + kSlopes), shared.keys(), warpgroup);
+    barrier_wait(shared.full_at(stage), place.parity);
+    if (!work.fills(query)) fence_shared_for_async();
+    multiply_rows<kD>(weights, keys, q);
+    wgmma_wait<1>();
+    pin(product);
+    if (step > 0) release((stage == 0 ? Sizes::kStages : stage) - 1);
+    if (earlier >= 0) store_product(product, earlier);
+    multiply_rows<kD>(slopes, values, dy);
+    wgmma_wait<1>();
+    pin(weights);
+
+    // p, and its mask where a key of this warp is not seen by all queries. Queries beyond the sequence are zeros.
+    const int32_t last_key = first_key + 15, last_query = query + kQueries - 1;
+    const bool all_see = last_key <= query && (p.window == 0 || first_key > last_query - p.window);
+#pragma unroll
+    for (int t = 0; t < kQueryTiles; ++t) {
+      const float2 lse = load_f32x2(shared.lse_at(stage) + static_cast<uint32_t>(t * 8 + lane % 4 * 2) * 4);
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        weights[t][i] = fast_exp2(fmaf(weights[t][i], c, -(kKeys ? log_sums[i % 2] : row_lse[i / 2])));
+        weights[t][i] = fast_exp2(fmaf(weights[t][i], exponent_scale, -(i % 2 == 0 ? lse.x : lse.y) * kLog2e));
     }
-    if (!all_seen) {
+    if (!all_see) {
+      // By how much the key is behind the query, of the first element. The lane is read anew, so that this is not in a
+      // register for all chunks.
+      int here;
+      asm volatile("mov.u32 %0, %%laneid;" : "=r"(here));
+      const int32_t behind = query + here % 4 * 2 - first_key - here / 4;
+      const int32_t window = p.window > 0 ? p.window : INT32_MAX;
 #pragma unroll
-      for (int t = 0; t < kColumnTiles; ++t)
+      for (int t = 0; t < kQueryTiles; ++t)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int32_t in_rows = first_row + lane / 4 + i / 2 * 8, in_columns = column + t * 8 + lane % 4 * 2 + i % 2;
-          if (!sees(kKeys ? in_columns : in_rows, kKeys ? in_rows : in_columns, p.window)) weights[t][i] = 0.0f;
+          const int32_t own = behind + (t * 8 + i % 2 - i / 2 * 8);
+          if (own < 0 || own >= window) weights[t][i] = 0.0f;
         }
     }
-    if constexpr (!Sizes::kBothScores) multiply_rows<kD>(slopes, second_left, second);
-    if constexpr (kKeys) {
-      pack_left(packed_weights, weights);
-      multiply_chunk<kD>(second_sum, packed_weights, second);
-    }
-    wgmma_wait<kKeys ? 1 : 0>();
+    pack_left(packed_weights, weights);
+    multiply_chunk<kD>(dv, packed_weights, dy);
+    wgmma_wait<1>();
     pin(slopes);
 
     // ds
 #pragma unroll
-    for (int t = 0; t < kColumnTiles; ++t) {
-      float products[2];
-      if constexpr (kKeys) {
-        const float2 both = *reinterpret_cast<const float2*>(&numbers.delta[stage][t * 8 + lane % 4 * 2]);
-        products[0] = both.x, products[1] = both.y;
-      }
+    for (int t = 0; t < kQueryTiles; ++t) {
+      const float2 delta = load_f32x2(shared.delta_at(stage) + static_cast<uint32_t>(t * 8 + lane % 4 * 2) * 4);
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        slopes[t][i] = weights[t][i] * (slopes[t][i] - (kKeys ? products[i % 2] : row_delta[i / 2]));
+      for (int i = 0; i < 4; ++i) slopes[t][i] = weights[t][i] * (slopes[t][i] - (i % 2 == 0 ? delta.x : delta.y));
     }
-    if constexpr (!Sizes::kBothScores) wgmma_wait<0>();  // frees the registers of packed_weights
+    if constexpr (!Sizes::kHasRegisters) wgmma_wait<0>();  // frees those of packed_weights
     pack_left(packed_slopes, slopes);
-    multiply_chunk<kD>(first_sum, packed_slopes, first);
-    previous = stage;
+    // A panel permutes pieces by exclusive or, and so those of columns further on.
+#pragma unroll
+    for (uint32_t s = 0; s < kQueries / 16; ++s)
+      store_matrices((shared.slopes_at(step) + slopes_offset) ^ s * 32, packed_slopes[s]);
+    arrive_at(shared.slopes_full_at(step));
+    multiply_chunk<kD>(dk, packed_slopes, q);
     place.advance();
-  }
+    query += kQueries;
+    if (query == work.end_chunk) query = work.tile.row;
+  } while (++step < work.steps);
   wgmma_wait<0>();
-  pin(first_sum);
-  if constexpr (kKeys) pin(second_sum);
-  if (steps > 0) release(previous);
-  for (int32_t step = steps; step < work.steps; ++step, place.advance()) {
-    barrier_wait(ring.full_at(place.stage), place.parity);
-    release(place.stage);
+  pin(dk);
+  pin(dv);
+  for (int32_t earlier = max(work.steps - kLag, 0); earlier < work.steps; ++earlier) {
+    float product[Sizes::kHalfTiles][4];
+    wait_for_slopes(earlier);
+    multiply_keys<kD>(product, shared.slopes_at(earlier), shared.keys(), warpgroup);
+    wgmma_wait<0>();
+    pin(product);
+    store_product(product, earlier);
   }
 
   // 3. Store.
-  const HeadRows like = work.first_rows();
-  const int32_t heads = kKeys ? p.kv_heads : p.heads;
-  const int64_t offset = (int64_t{work.tile.first_token} * heads + work.row_head) * kD;
-  if (void* gradient = kKeys ? work.b.dk : work.b.dq; gradient != nullptr)
-    store_rows<kD>(gradient, first_sum, p.scale, like, first_row, offset, lane);
-  if constexpr (kKeys)
-    if (work.b.dv != nullptr) store_rows<kD>(work.b.dv, second_sum, 1.0f, like, first_row, offset, lane);
+  const HeadRows like = work.rows_of<kD>(nullptr, p.kv_heads, work.head);
+  const int64_t offset = (int64_t{work.tile.first_token} * p.kv_heads + work.head) * kD;
+  if (b.dk != nullptr) store_rows<kD>(b.dk, dk, p.scale, like, first_key, offset, lane);
+  if (b.dv != nullptr) store_rows<kD>(b.dv, dv, 1.0f, like, first_key, offset, lane);
 }
 
-template <int kD, bool kKeys>
-__global__ void __launch_bounds__(Config<kD, kKeys>::kThreads, 1)
-    attention_gradient_wgmma(const __grid_constant__ AttentionBackwardParams b,
-                             const __grid_constant__ ColumnMaps maps) {
-  using Sizes = Config<kD, kKeys>;
-  constexpr int kStages = Sizes::kStages;
-  extern __shared__ __align__(1024) uint8_t memory[];
-  __shared__ __align__(8) uint64_t barriers[2][kStages], rows_barrier;
-  __shared__ QueryNumbers<kStages> numbers;
+template <int kD>
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_gradients_wgmma(const __grid_constant__ AttentionBackwardParams b, const __grid_constant__ Maps maps,
+                              int32_t at_once, float exponent_scale) {
+  using Sizes = Config<kD>;
+  extern __shared__ uint8_t memory[];
+  __shared__ Work work;
+  __shared__ bool has_work;
 
-  const Ring ring{shared_address(barriers[0]), shared_address(barriers[1])};
-  const uint32_t rows_full = shared_address(&rows_barrier);
+  const Shared<kD> shared{(shared_address(memory) + 1023) / 1024 * 1024};
+  allow_next_kernel();
+  wait_for_earlier_kernels();
   if (threadIdx.x == 0) {
-    barrier_init(rows_full, kWarpgroup);
-    for (int stage = 0; stage < kStages; ++stage) {
-      barrier_init(ring.full_at(stage), kWarpgroup + 1);  // all when their copies are done, and one for the boxes
-      barrier_init(ring.empty_at(stage), Sizes::kConsumers * kWarpgroup / kWarp);
+    barrier_init(shared.keys_full(), kCopyThreads + kConsumers);
+    barrier_init(shared.product_full(), kConsumerThreads / kWarp);
+    barrier_init(shared.product_empty(), 1);
+    for (int i = 0; i < kSlopes; ++i) barrier_init(shared.slopes_full_at(i), kConsumerThreads / kWarp);
+    for (int stage = 0; stage < Sizes::kStages; ++stage) {
+      barrier_init(shared.full_at(stage), kCopyThreads + 1);  // all when their copies are done, and one for the boxes
+      barrier_init(shared.empty_at(stage), kConsumerThreads / kWarp);
+    }
+  }
+  if (threadIdx.x < kWarp) {
+    // A block takes its work when it begins, so that those that it will wait for began before it.
+    const int32_t ticket = __shfl_sync(~0u, threadIdx.x == 0 ? atomicAdd(b.turns, 1) : 0, 0);
+    GradientTile tile;
+    const bool found = find_keys(tile, b.forward, at_once, ticket / b.forward.kv_heads);
+    if (threadIdx.x == 0) {
+      has_work = found;
+      if (found) work.set(b.forward, tile, ticket % b.forward.kv_heads);
     }
   }
   __syncthreads();
-  allow_next_kernel();
-  wait_for_earlier_kernels();
 
-  // Blocks with more columns start first: those of early keys and of late queries.
-  const int32_t heads = kKeys ? b.forward.kv_heads : b.forward.heads;
-  const auto block = static_cast<int32_t>(blockIdx.x) / heads, blocks = static_cast<int32_t>(gridDim.x) / heads;
-  GradientTile tile;
-  if (!find_gradient_tile(tile, b.forward, Sizes::kRows, kKeys ? block : blocks - 1 - block)) return;
-  const Work<kD, kKeys> work(b, tile, static_cast<int32_t>(blockIdx.x) % heads);
-  const uint32_t rows = (shared_address(memory) + 1023) / 1024 * 1024, stages = rows + Sizes::kRowsBytes;
+  if (!has_work) return;
   if (threadIdx.x < kWarpgroup) {
-    shrink_registers<Sizes::kProducerRegisters>();
-    produce(work, maps, rows, rows_full, stages, ring, numbers);
+    shrink_registers<kProducerRegisters>();
+    if (threadIdx.x < kCopyThreads)
+      copy_rows(b, maps, work, shared);
+    else if (threadIdx.x < kCopyThreads + kWarp)
+      add_products(b, work, shared);
   } else {
-    grow_registers<Sizes::kConsumerRegisters>();
-    consume(work, rows, rows_full, stages, ring, numbers);
+    grow_registers<kConsumerRegisters>();
+    multiply(b, work, shared, exponent_scale);
   }
 }
 
-template <int kD, bool kKeys>
-cudaError_t launch_tiles(const AttentionBackwardParams& b, cudaStream_t stream) {
-  using Sizes = Config<kD, kKeys>;
+// Rounds the sums of a chunk to dq.
+template <int kD>
+__global__ void __launch_bounds__(kConsumerThreads) round_sums(AttentionBackwardParams b) {
+  constexpr int kHalfTiles = Config<kD>::kHalfTiles;
+  allow_next_kernel();
+  wait_for_earlier_kernels();
   const AttentionParams& p = b.forward;
-  const int64_t columns = int64_t{kKeys ? p.heads : p.kv_heads} * kD;
-  ColumnMaps maps{};
-  cudaError_t error = make_panel_map(maps.first, kKeys ? p.q : p.k, p.tokens, columns, kColumns, 1);
-  if (error == cudaSuccess) error = make_panel_map(maps.second, kKeys ? b.dy : p.v, p.tokens, columns, kColumns, 1);
-  if (error != cudaSuccess) return error;
-  // Every sequence may end with a partial tile.
-  const int64_t tiles = p.tokens / Sizes::kRows + p.sequences;
-  const auto blocks = static_cast<unsigned>(tiles * (kKeys ? p.kv_heads : p.heads));
-  return launch_overlapped(attention_gradient_wgmma<kD, kKeys>, dim3(blocks), Sizes::kThreads, Sizes::kSharedBytes,
-                           stream, b, maps);
+  const int32_t head = static_cast<int32_t>(blockIdx.x) % p.heads;
+  GradientTile tile;
+  if (!find_gradient_tile(tile, p, kQueries, static_cast<int32_t>(blockIdx.x) / p.heads)) return;
+  if (tile.tokens <= kKeys) return;
+  const int64_t chunk = int64_t{tile.first_chunk + tile.row / kQueries} * p.heads + head;
+  const auto* sums = reinterpret_cast<const float4*>(b.sums + chunk * kQueries * kD) + threadIdx.x;
+  float sum[kHalfTiles][4];
+#pragma unroll
+  for (int t = 0; t < kHalfTiles; ++t) {
+    const float4 four = sums[t * kConsumerThreads];
+    sum[t][0] = four.x, sum[t][1] = four.y, sum[t][2] = four.z, sum[t][3] = four.w;
+  }
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, half = static_cast<int>(threadIdx.x) / kWarpgroup;
+  const HeadRows like{nullptr, int64_t{p.heads} * kD, tile.tokens};
+  store_rows<kD / 2>(b.dq, sum, p.scale, like, tile.row + static_cast<int>(threadIdx.x) % kWarpgroup / kWarp * 16,
+                     (int64_t{tile.first_token} * p.heads + head) * kD + half * (kD / 2), lane);
 }
 
 template <int kD>
 cudaError_t launch(const AttentionBackwardParams& b, cudaStream_t stream) {
-  if (b.dk != nullptr || b.dv != nullptr) {
-    const cudaError_t error = launch_tiles<kD, true>(b, stream);
-    if (error != cudaSuccess) return error;
-  }
-  return b.dq != nullptr ? launch_tiles<kD, false>(b, stream) : cudaSuccess;
+  const AttentionParams& p = b.forward;
+  Maps maps{};
+  const auto make = [&](CUtensorMap& map, const void* matrix, int32_t heads) {
+    return make_panel_map(map, matrix, p.tokens, int64_t{heads} * kD, 64, 1);
+  };
+  cudaError_t error = make(maps.k, p.k, p.kv_heads);
+  if (error == cudaSuccess) error = make(maps.v, p.v, p.kv_heads);
+  if (error == cudaSuccess) error = make(maps.q, p.q, p.heads);
+  if (error == cudaSuccess) error = make(maps.dy, b.dy, p.heads);
+  if (error != cudaSuccess) return error;
+  // Every sequence may end with a partial tile.
+  const auto blocks = [&](int64_t rows, int32_t heads) {
+    return dim3(static_cast<unsigned>((p.tokens / rows + p.sequences) * heads));
+  };
+  // The first halves of that many sequences have about as many blocks as a device has multiprocessors.
+  constexpr int64_t kBlocksAtOnce = 128;
+  const int64_t halves = std::max<int64_t>(p.tokens / p.sequences / (2 * kKeys), 1) * p.kv_heads;
+  const auto at_once = static_cast<int32_t>(std::clamp<int64_t>((kBlocksAtOnce + halves - 1) / halves, 1, kWarp));
+  error = launch_overlapped(attention_gradients_wgmma<kD>, blocks(kKeys, p.kv_heads), kThreads,
+                            Config<kD>::kSharedBytes, stream, b, maps, at_once, p.scale * kLog2e);
+  if (error != cudaSuccess || b.dq == nullptr) return error;
+  return launch_overlapped(round_sums<kD>, blocks(kQueries, p.heads), kConsumerThreads, 0, stream, b);
 }
 
 }  // namespace
 
 cudaError_t launch_attention_backward_wgmma(const AttentionBackwardParams& b, cudaStream_t stream) {
-  if (b.forward.tokens == 0 || b.forward.heads == 0 || b.forward.sequences == 0) return cudaSuccess;
-  const cudaError_t error = launch_attention_delta(b, stream);
+  const AttentionParams& p = b.forward;
+  if (p.tokens == 0 || p.heads == 0 || p.sequences == 0) return cudaSuccess;
+  const auto turns = static_cast<size_t>(ceil_div(p.tokens, kGradientTokens) * p.heads + 1);
+  cudaError_t error = cudaMemsetAsync(b.turns, 0, turns * sizeof(int32_t), stream);
+  if (error == cudaSuccess) error = launch_attention_delta(b, stream);
   if (error != cudaSuccess) return error;
-  switch (b.forward.head_dim) {
+  switch (p.head_dim) {
     case 64: return launch<64>(b, stream);
     case 128: return launch<128>(b, stream);
     default: return cudaErrorInvalidValue;

@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
       const float value = quad_max(largest[half]);
       if (lane % 4 == 0) part_max[warp][lane / 4 + half * 8] = value;
     }
-    fence_shared_for_wgmma();
+    fence_shared_for_async();
     __syncthreads();
     if (has_next) {  // the keys are not needed any more: their memory takes those of the next item
       look_up_next(item + static_cast<int>(gridDim.x));
@@ -460,7 +460,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
       for (int t = 0; t < kValueTiles; ++t)
         *reinterpret_cast<float2*>(state + 2 + element(t)) = pair_of<Code::kEncoded>(acc, t, half);
     }
-    fence_shared_for_wgmma();  // the newest row comes before the copy that takes its place
+    fence_shared_for_async();  // the newest row comes before the copy that takes its place
     __syncthreads();           // the next item overwrites shared memory
     if (has_next && warp < kCopyWarps) copy_values();
     // 6. The block that stores the last state of these rows merges all of them, in order.

@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(kThreads)
             for (int piece = 0; piece < kD / 8; ++piece)
               store_16(stage_at(place.stage) + Shape::offset(row, piece), zeros);
           }
-          fence_shared_for_wgmma();  // these writes come before the copy that fills the stage again
+          fence_shared_for_async();  // these writes come before the copy that fills the stage again
           __syncwarp();
         }
         multiply_values<kD, Code>(acc, weights + part * (Shape::kRows / 16), stage_at(place.stage), lane);

@@ -4,8 +4,7 @@
 // delta = dy . y (which equals the sum of p dp over the keys),
 //   ds = p (dp - delta)     dq = scale * sum over keys of ds k     dk = scale * sum over queries of ds q
 //   dv = sum over queries of p dy
-// Queries are those of all heads that share the key. One kernel makes dq, another dk and dv; both compute scores
-// again, and each of their blocks adds in an order that its rows alone decide.
+// Queries are those of all heads that share the key. Sums have an order that their rows alone decide.
 //
 // In a sequence, positions are counted from its first token in the step: query i sees key j if j <= i and, with a
 // window, j > i - window.
@@ -21,6 +20,7 @@ namespace eadem::kernels::cuda {
 struct GradientTile {
   int32_t first_token, tokens;
   int32_t row;
+  int32_t first_chunk;  // of the sequence, see kGradientTokens
 };
 
 // The tile with this number, of tiles of `rows` tokens; false if there are fewer.
@@ -29,16 +29,12 @@ __device__ inline bool find_gradient_tile(GradientTile& found, const AttentionPa
     const int32_t first = p.query_start[s], tokens = p.query_start[s + 1] - first;
     const int32_t tiles = (tokens + rows - 1) / rows;
     if (tile < tiles) {
-      found = {first, tokens, tile * rows};
+      found = {first, tokens, tile * rows, static_cast<int32_t>(ceil_div(first, kGradientTokens))};
       return true;
     }
     tile -= tiles;
   }
   return false;
-}
-
-__device__ inline bool sees(int32_t query, int32_t key, int32_t window) {
-  return key <= query && (window == 0 || key > query - window);
 }
 
 // delta[token, head] = dy . y

@@ -263,7 +263,7 @@ __device__ void produce_levels(const AttentionParams& p, const Tile& tile, int32
         const uint32_t from = own_scales + static_cast<uint32_t>(place.stage) * kScalesBytes;
         store_f32(scales_at<Shape>(scales, chunk) + static_cast<uint32_t>(thread) * 4, load_f32(from));
       }
-      fence_shared_for_wgmma();
+      fence_shared_for_async();
       barrier_arrive(ring.full_at(place.stage));
     };
     fill(keys, key_ring, std::false_type{});
@@ -350,7 +350,7 @@ __device__ void store_queries(uint32_t to, const AttentionParams& p, const Tile&
     store_16(panel + panel_offset(row % kWarpgroupRows, piece % 4 * 2), words[0]);
     store_16(panel + panel_offset(row % kWarpgroupRows, piece % 4 * 2 + 1), words[1]);
   }
-  fence_shared_for_wgmma();
+  fence_shared_for_async();
   named_barrier_sync(kQueriesBarrier, kThreads);
 }
 
@@ -385,7 +385,7 @@ __device__ void consume(const AttentionParams& p, bool has_boxes, const Tile& ti
 
   const auto multiply_keys = [&](int32_t first) {
     barrier_wait(key_ring.full_at(key_place.stage), key_place.parity);
-    if (!has_boxes || !tile.has_whole(first)) fence_shared_for_wgmma();
+    if (!has_boxes || !tile.has_whole(first)) fence_shared_for_async();
     const Operand chunk(keys + static_cast<uint32_t>(key_place.stage) * Shape::kTileBytes, 0);
     Operand left(queries + (Shape::kHalves ? 0 : static_cast<uint32_t>(warpgroup) * Shape::kTileBytes), 0);
     // The volatile move keeps descriptors out of registers between chunks, where there are too many.
@@ -405,7 +405,7 @@ __device__ void consume(const AttentionParams& p, bool has_boxes, const Tile& ti
   };
   const auto multiply_values = [&](int32_t first) {
     barrier_wait(value_ring.full_at(value_place.stage), value_place.parity);
-    if (!has_boxes || !tile.has_whole(first)) fence_shared_for_wgmma();
+    if (!has_boxes || !tile.has_whole(first)) fence_shared_for_async();
     const Operand chunk(values + static_cast<uint32_t>(value_place.stage) * Shape::kTileBytes +
                             static_cast<uint32_t>(first_column / kPanelColumns) * kPanelBytes,
                         kPanelBytes);

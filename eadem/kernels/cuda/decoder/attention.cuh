@@ -136,7 +136,7 @@ class SplitAttention {
       store_u32(rows + Panels::offset(row, column / 8) + static_cast<uint32_t>(column % 8) * 2, d[i]);
     }
     // The slot's next copy comes behind these stores.
-    fence_shared_for_wgmma();
+    fence_shared_for_async();
     if (is_new) cache[0] = d[0], cache[32] = d[1];
   }
 

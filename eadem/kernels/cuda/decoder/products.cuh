@@ -134,7 +134,7 @@ class ProductWarps {
     store_codes(s.codes + code_at(column), v[0], divided);
     store_codes(s.codes + code_at(column + kProductWarps * kColumns), v[1], divided);
     if (is_first_thread()) s.scales[op][0] = scale;
-    fence_shared_for_wgmma();
+    fence_shared_for_async();
     sync_product_warps();
   }
 

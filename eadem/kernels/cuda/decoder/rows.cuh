@@ -59,7 +59,7 @@ __device__ inline void round_float_row(const Place& at, int layer) {
     store_codes(s.h_codes + code_at((kWarps * n + i) * kColumns + at.lane * 8), v, divided);
     // All chunks of step n - 1 come before this warp's next one.
     if (n == 0) continue;
-    fence_shared_for_wgmma();
+    fence_shared_for_async();
     arrive_at_step(at, n - 1);
   }
 }

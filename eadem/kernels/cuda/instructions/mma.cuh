@@ -44,6 +44,15 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t addre
                : "memory");
 }
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// Stores what load_matrices loads (sm_90).
+__device__ inline void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+#endif
+
 // Transposes an 8 x 8 matrix of 16-bit elements: lane l holds elements 2 (l % 4) and the next of row l / 4.
 __device__ inline uint32_t transposed(uint32_t elements) {
   uint32_t result;
@@ -60,6 +69,11 @@ __device__ inline void load_16(uint32_t (&r)[4], uint32_t address) {
 }
 __device__ inline void store_16(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+__device__ inline void store_16(uint32_t address, const float (&r)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(r[0]), "f"(r[1]), "f"(r[2]), "f"(r[3])
                : "memory");
 }
 
