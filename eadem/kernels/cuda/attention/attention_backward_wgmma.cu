@@ -180,11 +180,12 @@ __device__ void multiply_chunk(float (&sum)[kD / 8][4], const uint32_t (&packed)
 template <int kD, bool kInRegisters>
 __device__ void multiply_rows(float (&c)[kQueryTiles][4], const LeftRows<kD, kInRegisters>& rows, uint32_t chunk) {
   const Operand operand(chunk, 0);
+  forget(c);
   wgmma_fence();
-  wgmma_first<Major::k>(c, rows.at(0), operand.at(0));
 #pragma unroll
-  for (int step = 1; step < kD / 16; ++step)
-    wgmma<Major::k>(c, rows.at(step), operand.at(static_cast<uint32_t>(step / 4) * kPanelBytes + step % 4 * 32), true);
+  for (int step = 0; step < kD / 16; ++step)
+    wgmma<Major::k>(c, rows.at(step), operand.at(static_cast<uint32_t>(step / 4) * kPanelBytes + step % 4 * 32),
+                    step > 0);
   wgmma_commit();
   pin(c);
 }
@@ -196,13 +197,14 @@ __device__ void multiply_keys(float (&c)[Config<kD>::kHalfTiles][4], uint32_t sl
   constexpr int kStepsOfPanel = 64 / 16;
   const uint32_t bytes = static_cast<uint32_t>(half) * Sizes::kHalfTiles * 16;
   const Operand left(slopes, 0), right(keys + bytes / kPanelRowBytes * kPanelBytes + bytes % kPanelRowBytes, 0);
+  forget(c);
   wgmma_fence();
-  wgmma_first<Major::n, Major::n>(c, left.at(0), right.at(0));
 #pragma unroll
-  for (int step = 1; step < kKeys / 16; ++step) {
+  for (int step = 0; step < kKeys / 16; ++step) {
     const auto panel = static_cast<uint32_t>(step / kStepsOfPanel);
     const uint32_t rows = static_cast<uint32_t>(step % kStepsOfPanel) * 16 * kPanelRowBytes;
-    wgmma<Major::n, Major::n>(c, left.at(panel * kPanelBytes + rows), right.at(panel * Sizes::kTileBytes + rows), true);
+    wgmma<Major::n, Major::n>(c, left.at(panel * kPanelBytes + rows), right.at(panel * Sizes::kTileBytes + rows),
+                              step > 0);
   }
   wgmma_commit();
   pin(c);

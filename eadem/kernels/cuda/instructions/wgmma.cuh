@@ -71,6 +71,13 @@ __device__ inline void pin(float (&c)[kTiles][4]) {
   for (int t = 0; t < kTiles; ++t)
     asm volatile("" : "+f"(c[t][0]), "+f"(c[t][1]), "+f"(c[t][2]), "+f"(c[t][3])::"memory");
 }
+// Says that what accumulators hold is not needed, so that others may use their registers until a product that does not
+// accumulate writes them.
+template <int kTiles>
+__device__ inline void forget(float (&c)[kTiles][4]) {
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) asm volatile("" : "=f"(c[t][0]), "=f"(c[t][1]), "=f"(c[t][2]), "=f"(c[t][3]));
+}
 // Packs accumulators, rounded to bf16, as left operands of products with their columns: `packed[step]` has columns [16
 // step, 16 step + 16).
 template <int kSteps>
@@ -291,57 +298,6 @@ __device__ inline void wgmma(float (&c)[16][4], const uint32_t (&a)[4], uint64_t
         "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]),
         "+f"(c[15][3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kMajor == Major::n));
-}
-
-// --- The first product of a batch: c = a b. What c held is not read, so that others may use its registers until then.
-
-template <Major kMajor, Major kLeft = Major::k>
-__device__ inline void wgmma_first(float (&c)[8][4], uint64_t a, uint64_t b) {
-  asm volatile(
-      "{\n"
-      ".reg .pred accumulate;\n"
-      "setp.ne.b32 accumulate, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, accumulate, 1, 1, %35, %36;\n"
-      "}\n"
-      : "=f"(c[0][0]), "=f"(c[0][1]), "=f"(c[0][2]), "=f"(c[0][3]), "=f"(c[1][0]), "=f"(c[1][1]), "=f"(c[1][2]),
-        "=f"(c[1][3]), "=f"(c[2][0]), "=f"(c[2][1]), "=f"(c[2][2]), "=f"(c[2][3]), "=f"(c[3][0]), "=f"(c[3][1]),
-        "=f"(c[3][2]), "=f"(c[3][3]), "=f"(c[4][0]), "=f"(c[4][1]), "=f"(c[4][2]), "=f"(c[4][3]), "=f"(c[5][0]),
-        "=f"(c[5][1]), "=f"(c[5][2]), "=f"(c[5][3]), "=f"(c[6][0]), "=f"(c[6][1]), "=f"(c[6][2]), "=f"(c[6][3]),
-        "=f"(c[7][0]), "=f"(c[7][1]), "=f"(c[7][2]), "=f"(c[7][3])
-      : "l"(a), "l"(b), "r"(0), "n"(kLeft == Major::n), "n"(kMajor == Major::n));
-}
-template <Major kMajor, Major kLeft = Major::k>
-__device__ inline void wgmma_first(float (&c)[4][4], uint64_t a, uint64_t b) {
-  asm volatile(
-      "{\n"
-      ".reg .pred accumulate;\n"
-      "setp.ne.b32 accumulate, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-      "%13, %14, %15}, %16, %17, accumulate, 1, 1, %19, %20;\n"
-      "}\n"
-      : "=f"(c[0][0]), "=f"(c[0][1]), "=f"(c[0][2]), "=f"(c[0][3]), "=f"(c[1][0]), "=f"(c[1][1]), "=f"(c[1][2]),
-        "=f"(c[1][3]), "=f"(c[2][0]), "=f"(c[2][1]), "=f"(c[2][2]), "=f"(c[2][3]), "=f"(c[3][0]), "=f"(c[3][1]),
-        "=f"(c[3][2]), "=f"(c[3][3])
-      : "l"(a), "l"(b), "r"(0), "n"(kLeft == Major::n), "n"(kMajor == Major::n));
-}
-template <Major kMajor>
-__device__ inline void wgmma_first(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile(
-      "{\n"
-      ".reg .pred accumulate;\n"
-      "setp.ne.b32 accumulate, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, accumulate, 1, 1, %38;\n"
-      "}\n"
-      : "=f"(c[0][0]), "=f"(c[0][1]), "=f"(c[0][2]), "=f"(c[0][3]), "=f"(c[1][0]), "=f"(c[1][1]), "=f"(c[1][2]),
-        "=f"(c[1][3]), "=f"(c[2][0]), "=f"(c[2][1]), "=f"(c[2][2]), "=f"(c[2][3]), "=f"(c[3][0]), "=f"(c[3][1]),
-        "=f"(c[3][2]), "=f"(c[3][3]), "=f"(c[4][0]), "=f"(c[4][1]), "=f"(c[4][2]), "=f"(c[4][3]), "=f"(c[5][0]),
-        "=f"(c[5][1]), "=f"(c[5][2]), "=f"(c[5][3]), "=f"(c[6][0]), "=f"(c[6][1]), "=f"(c[6][2]), "=f"(c[6][3]),
-        "=f"(c[7][0]), "=f"(c[7][1]), "=f"(c[7][2]), "=f"(c[7][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(0), "n"(kMajor == Major::n));
 }
 
 }  // namespace eadem::kernels::cuda
