@@ -439,7 +439,7 @@ __device__ void multiply(const AttentionBackwardParams& b, const Work& work, con
     const uint32_t to = shared.product() + static_cast<uint32_t>(thread) * 16;
 #pragma unroll
     for (int t = 0; t < Sizes::kHalfTiles; ++t)
-      store_16(to + static_cast<uint32_t>(t) * kConsumerThreads * 16, product[t]);
+      store_f32x4(to + static_cast<uint32_t>(t) * kConsumerThreads * 16, product[t]);
     arrive_at(shared.product_full());
   };
   const uint32_t slopes_offset =

@@ -72,11 +72,6 @@ __device__ inline void store_16(uint32_t address, const uint32_t (&r)[4]) {
                : "memory");
 }
 
-__device__ inline void store_16(uint32_t address, const float (&r)[4]) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(r[0]), "f"(r[1]), "f"(r[2]), "f"(r[3])
-               : "memory");
-}
-
 __device__ inline void store_u32(uint32_t address, uint32_t value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
@@ -89,6 +84,11 @@ __device__ inline void store_f32(uint32_t address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
+// Stores four values.
+__device__ inline void store_f32x4(uint32_t address, const float (&v)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+               : "memory");
+}
 // Loads two values.
 __device__ inline float2 load_f32x2(uint32_t address) {
   float2 value;
