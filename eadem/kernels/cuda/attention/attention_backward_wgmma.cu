@@ -224,8 +224,8 @@ __device__ void store_rows(void* to, const float (&sum)[kD / 8][4], float scale,
 }
 
 // How many of a sequence's tiles of keys are its first half. Their blocks add to the sums of dq before those of the
-// second half: of the first half the block of the last keys is first, since it is the first that comes to a chunk if
-// all begin together, and of the second half the block of the first keys.
+// second half. In the first half the block of the last keys is the first to add: if all begin together, it is the first
+// that comes to a chunk. In the second half it is the block of the first keys.
 __device__ int32_t first_half(int32_t tiles) { return (tiles + 1) / 2; }
 
 // The work of a block, in shared memory: its keys, of one head, and the queries that see them, in chunks, one head of
@@ -271,9 +271,10 @@ struct Work {
   }
 };
 
-// As find_gradient_tile, but for tiles of kKeys tokens in the order in which blocks take them. All begin before those
-// that wait for them, and a second half begins when much of the first is done: the order is that of the additions, a
-// tile of each of `at_once` sequences, then the next one of each. at_once is 32 at most. All threads of a warp call it.
+// As find_gradient_tile, but for tiles of kKeys tokens in the order in which blocks take them: the order of additions,
+// a tile of each of `at_once` sequences, then the next one of each. So a block begins before those that wait for it,
+// and the second half of a sequence begins when much of the first is done. at_once is 32 at most. All threads of a warp
+// call it.
 __device__ bool find_keys(GradientTile& found, const AttentionParams& p, int32_t at_once, int32_t tile) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   for (int32_t first = 0; first < p.sequences; first += at_once) {
@@ -394,7 +395,7 @@ __device__ void add_products(const AttentionBackwardParams& b, const Work& work,
     commit_bulk();
     wait_for_bulk_reads();
     barrier_arrive(shared.product_empty());
-    wait_for_bulk<0>();
+    wait_for_bulk();
     end_turn(turns, turn);
   });
 }

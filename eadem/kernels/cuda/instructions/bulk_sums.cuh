@@ -22,12 +22,9 @@ __device__ inline void add_bulk_async(float* global, uint32_t shared, uint32_t b
                : "memory");
 }
 __device__ inline void commit_bulk() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until all committed copies have read shared memory; until all but the newest `kPending` are complete.
+// Waits until all committed copies have read shared memory; until they are complete.
 __device__ inline void wait_for_bulk_reads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-template <int kPending>
-__device__ inline void wait_for_bulk() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
-}
+__device__ inline void wait_for_bulk() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // Waits until `turns` in global memory is `turn`, which is when whoever had the turn before has called end_turn.
 // Copies that begin afterwards come after those that were complete then.
