@@ -76,9 +76,9 @@ TEST_P(Checkpoint, DecodedWeightsGiveThePyTorchLogits) {
 
 // The engine keeps these weights packed: products with integers take activations in 8 bits, and 8-bit floats are
 // decoded to bf16. An f64 computation of such a product differs where an activation lies so near the middle between two
-// integers that an f32 rounding decides: of the 4000 that a prompt rounds, one or two lie within 127 * 2^-20 of a
-// middle. Such an activation is off by a unit, as much as sqrt(12) roundings are on average. Four of them add 4
-// sqrt(12) / sqrt(4000) of the error of all roundings: 22% when they fall together, 11% when they do not.
+// integers that an f32 rounding decides. Such an activation is off by a unit, and what follows from it is rounded
+// otherwise, too. The prompts have none (make_checkpoints.py), so that the two agree like f32 and f64, to some 1e-5 of
+// what rounding costs. That of deepseek_v4_fp4 is four times as long and may have some; one of them was 0.02.
 TEST_P(IntegerCheckpoint, KeptWeightsGiveWhatTheirPrecisionAllows) {
   const Logits logits = logits_of(GetParam(), {});
   double error = 0, cost = 0;
@@ -87,7 +87,7 @@ TEST_P(IntegerCheckpoint, KeptWeightsGiveWhatTheirPrecisionAllows) {
     cost += std::pow(static_cast<double>(logits.kept[i]) - logits.f64[i], 2);
   }
   EXPECT_GT(cost, 0);
-  EXPECT_LT(std::sqrt(error / cost), 0.11);
+  EXPECT_LT(std::sqrt(error / cost), std::string_view(GetParam()) == "deepseek_v4_fp4" ? 0.11 : 0.001);
 }
 
 // 8-bit floats are decoded in the product, to the f32 values that they mean.
