@@ -275,7 +275,7 @@ namespace {
 Verdict can_backward_bf16(const KernelRequest& r) {
   const MatmulInput limit = r.attrs.get<AttentionAttrs>().backward_input;
   return backward_requirements(r)
-      .require(has_bf16_products(cpu_device(r).isa()), "rounds to bf16 with instructions for bf16 only")
+      .require(has_bf16_products(cpu_device(r).isa()), "is for processors with instructions for bf16")
       .require(may_round_to(MatmulInput::bf16, limit),
                fmt::format("rounds what it multiplies to bf16; backward_input is {}", matmul_input_name(limit)))
       .verdict({.flops_share = 2.0, .reason = "products of bf16"});
