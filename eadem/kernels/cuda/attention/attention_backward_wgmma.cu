@@ -28,7 +28,8 @@ namespace {
 constexpr int kQueries = 64, kQueryTiles = kQueries / 8;  // of a chunk
 constexpr int kWarpgroupKeys = 64, kConsumers = 2, kKeys = kConsumers * kWarpgroupKeys;
 constexpr int kConsumerThreads = kConsumers * kWarpgroup, kThreads = kWarpgroup + kConsumerThreads;
-// Of the first warpgroup, two warps copy, and the next one adds to the sums of dq.
+// The first warpgroup computes nothing: two of its warps copy rows into shared memory, and a third adds to the sums of
+// dq.
 constexpr int kCopyThreads = 64;
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 constexpr uint32_t kPanelBytes = kQueries * kPanelRowBytes;
@@ -478,8 +479,8 @@ __device__ void multiply(const AttentionBackwardParams& b, const Work& work, con
         weights[t][i] = fast_exp2(fmaf(weights[t][i], exponent_scale, -(i % 2 == 0 ? lse.x : lse.y) * kLog2e));
     }
     if (!all_see) {
-      // By how much the key is behind the query, of the first element. The lane is read anew, so that this is not in a
-      // register for all chunks.
+      // `behind`: how many positions the key of the first element lies before its query. The lane is read again here,
+      // so that the compiler does not keep this in a register through all chunks.
       int here;
       asm volatile("mov.u32 %0, %%laneid;" : "=r"(here));
       const int32_t behind = query + here % 4 * 2 - first_key - here / 4;
@@ -504,7 +505,7 @@ __device__ void multiply(const AttentionBackwardParams& b, const Work& work, con
 #pragma unroll
       for (int i = 0; i < 4; ++i) slopes[t][i] = weights[t][i] * (slopes[t][i] - (i % 2 == 0 ? delta.x : delta.y));
     }
-    if constexpr (!Sizes::kHasRegisters) wgmma_wait<0>();  // frees those of packed_weights
+    if constexpr (!Sizes::kHasRegisters) wgmma_wait<0>();  // frees the registers of packed_weights
     pack_left(packed_slopes, slopes);
     // A panel permutes pieces by exclusive or, and so those of columns further on.
 #pragma unroll
