@@ -488,6 +488,7 @@ std::vector<Tensor> gradients_of(const std::shared_ptr<Device>& device, const At
   const KernelList kernels = cuda::attention_backward_kernels();
   const char* name = test::hopper_refusal().empty() ? "cuda_wgmma" : "cuda_rows";
   const auto kernel = std::ranges::find_if(kernels, [&](const Kernel* each) { return each->name == name; });
+  EADEM_CHECK(kernel != kernels.end(), "there is no kernel {}", name);
   std::vector<Tensor> gradients;
   for (size_t n = 0; n < 3; ++n) gradients.push_back(random_on(device, DType::bf16, inputs[n].shape, 6 + n));
   const TensorView outputs[] = {gradients[0].view, gradients[1].view, gradients[2].view};
