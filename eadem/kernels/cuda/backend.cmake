@@ -20,6 +20,7 @@ set(hopper_sources
   linear/fp8_tensor.cu
   linear/fp8_tiles.cu
   linear/integer_group_tiles.cu
+  linear/integer_turns.cu
   linear/integer_stream.cu
   linear/integer_tiles.cu
   linear/linear_stream.cu

@@ -26,6 +26,7 @@ cudaError_t launch_transpose_codes(const TransposeCodesParams&, cudaStream_t) { 
 cudaError_t launch_e5m2_scale(const ScaleParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_cross_entropy_codes(const CrossEntropyCodesParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_packed_stream(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
+cudaError_t launch_integer_turns(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_integer_stream(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
 int64_t decoder_exchange_bytes(int64_t) { return 0; }
 cudaError_t launch_decoder_layers(const DecoderLayersParams&, cudaStream_t) { return kLeftOut; }

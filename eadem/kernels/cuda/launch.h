@@ -529,7 +529,7 @@ struct PackedStreamParams {
   LinearStreamParams product;
   FragmentLayout layouts[kMostLinearStreamParts];
   FragmentLayout up_layout;
-  int num_tiles = 0;  // set by launch_integer_stream
+  int num_tiles = 0;  // set by launch_integer_stream and launch_integer_turns
 };
 [[nodiscard]] cudaError_t launch_packed_stream(const PackedStreamParams& params, cudaStream_t stream);
 
@@ -547,8 +547,13 @@ struct PackedStreamParams {
 
 // Up to kIntegerStreamMaxTokens rows.
 [[nodiscard]] cudaError_t launch_integer_stream(const PackedStreamParams& params, cudaStream_t stream);
-// integer_tiles.cu: the same bits for more rows; one part alone, without `up`.
+// integer_tiles.cu: the same bits for more rows, without `up`. Several parts, or few tiles, are left to
+// launch_integer_turns.
 [[nodiscard]] cudaError_t launch_integer_tiles(const PackedStreamParams& params, cudaStream_t stream);
+// integer_turns.cu: what launch_integer_tiles calls for up to as many tiles of so many rows of a weight and tokens as
+// there are multiprocessors.
+inline constexpr int64_t kIntegerTurnTile = 64;
+[[nodiscard]] cudaError_t launch_integer_turns(const PackedStreamParams& params, cudaStream_t stream);
 // integer_group_tiles.cu: what launch_integer_tiles calls for codes in groups.
 [[nodiscard]] cudaError_t launch_integer_group_tiles(const PackedStreamParams& params, cudaStream_t stream);
 

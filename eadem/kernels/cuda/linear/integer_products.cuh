@@ -95,6 +95,44 @@ struct GroupScales {
   }
 };
 
+inline constexpr int kHalfPieces = kFragmentPieces / 2;  // of half a chunk
+inline constexpr int kHalfSteps = kIntegerGroup / 32;    // wgmma of half a chunk
+inline constexpr uint32_t kBytes = 0x01010101u;          // times a value: that value in each byte of a word
+
+// The left operands of half a chunk: codes of rows g and g + 8 minus their zero points, as signed bytes.
+__device__ inline void decode_half(uint32_t (&a)[kHalfSteps][4], const uint8_t* block, int half,
+                                   const GroupScales& scales, int lane) {
+  constexpr uint32_t kNibbles = 0x0f * kBytes, kTops = 0x80 * kBytes;
+  uint32_t zero[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) zero[r] = static_cast<uint32_t>(scales.zero[r]) * kBytes;
+  // Zero points have four bits. So a byte of 128 + code is larger than its zero point, and no byte borrows from the
+  // next.
+  const auto bytes_of = [&](uint32_t word, int r) { return (((word & kNibbles) | kTops) - zero[r]) ^ kTops; };
+#pragma unroll
+  for (int piece = 0; piece < kHalfPieces; ++piece) {
+    const uint4 loaded = reinterpret_cast<const uint4*>(block)[(half * kHalfPieces + piece) * kWarp + lane];
+    const uint32_t(&words)[4] = words_of(loaded);
+#pragma unroll
+    for (int step = 0; step < kFragmentPieceSteps; ++step)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        a[2 * piece + step / 2][step % 2 * 2 + r] = bytes_of(r == 0 ? words[step] : words[step] >> 4, r);
+  }
+}
+
+// A layout that is constant needs no instructions to find its scales and their type.
+template <bool kKnown>
+__device__ inline GroupScales scales_of_half(const FragmentLayout& layout, const uint8_t* block, int half, int lane) {
+  if constexpr (kKnown) {
+    constexpr FragmentLayout kLayout = kKnownLayouts[kGroupLayout];
+    const FragmentLayout known = kLayout;
+    return GroupScales(known, block, half, lane);
+  } else {
+    return GroupScales(layout, block, half, lane);
+  }
+}
+
 // What a lane holds of a piece of 64 columns of a block. `decode` makes the fragments of its steps 2 group and
 // 2 group + 1.
 template <IntegerCodes kCodes>

@@ -106,7 +106,7 @@ __device__ inline void multiply_halves(const LinearStreamParams& p, const Memory
       slot_place.advance();
     }
     wait_for_earlier_kernels();
-    store_outputs<Y>(p, sum, tiles.token_of(tile) + group_token,
+    store_outputs<Y>(p.parts[0], p.tokens, sum, tiles.token_of(tile) + group_token,
                      tiles.output_of(tile, rank) + row_block * kFragmentBlockRows, lane);
   }
 }
@@ -129,8 +129,9 @@ using SixBitTiles = HalfTiles<IntegerCodes::six, kWide, kTokens>;
 cudaError_t launch_integer_tiles(const PackedStreamParams& packed, cudaStream_t stream) {
   const LinearStreamParams& p = packed.product;
   if (p.tokens == 0 || p.parts[0].out == 0) return cudaSuccess;
-  if (p.tokens <= kIntegerStreamMaxTokens || p.in % kIntegerChunk != 0 || p.parts[1].out != 0 || p.up != nullptr)
-    return cudaErrorInvalidValue;
+  if (p.tokens <= kIntegerStreamMaxTokens || p.in % kIntegerChunk != 0 || p.up != nullptr) return cudaErrorInvalidValue;
+  const int64_t tiles = ceil_div(p.tokens, kIntegerTurnTile) * ceil_div(p.parts[0].out, kIntegerTurnTile);
+  if (p.parts[1].out != 0 || tiles <= p.multiprocessors) return launch_integer_turns(packed, stream);
   const IntegerCodes codes = integer_codes_of(packed.layouts[0]);
   if (codes == IntegerCodes::groups) return launch_integer_group_tiles(packed, stream);
   return with_f32_or_bf16(p.y_dtype, [&](auto y) {

@@ -166,12 +166,11 @@ __device__ inline void copy_slots(const LinearStreamParams& p, const FragmentLay
     }
 }
 
-// By a warp: stores its 16 outputs of the tokens of its warpgroup, plus bias, rounded once. Lane 4 g + q has outputs g
+// By a warp: stores its 16 outputs of the tokens from `first_token` on, plus bias, rounded once. Lane 4 g + q has outputs g
 // and g + 8, tokens 2 q and 2 q + 1 of each tile.
 template <typename Y, int kTokenTiles>
-__device__ inline void store_outputs(const LinearStreamParams& p, const float (&sum)[kTokenTiles][4], int first_token,
-                                     int first_output, int lane) {
-  const LinearStreamPart& part = p.parts[0];
+__device__ inline void store_outputs(const LinearStreamPart& part, int64_t tokens, const float (&sum)[kTokenTiles][4],
+                                     int first_token, int first_output, int lane) {
   float bias[2] = {};
 #pragma unroll
   for (int r = 0; r < 2; ++r)
@@ -186,7 +185,7 @@ __device__ inline void store_outputs(const LinearStreamParams& p, const float (&
         if (part.bias != nullptr) values[0] += bias[r], values[1] += bias[r];
         const uint32_t word = transposed(pack_bf16(values[0], values[1]));
         const int64_t token = first_token + t * 8 + lane / 4, n = first_output + 8 * r + lane % 4 * 2;
-        if (token < p.tokens && n < part.out)
+        if (token < tokens && n < part.out)
           *reinterpret_cast<uint32_t*>(static_cast<Y*>(part.y) + token * part.out + n) = word;
       }
     return;
@@ -198,7 +197,7 @@ __device__ inline void store_outputs(const LinearStreamParams& p, const float (&
       const int64_t token = first_token + t * 8 + lane % 4 * 2 + i % 2, n = first_output + lane / 4 + i / 2 * 8;
       float value = sum[t][i];
       if (part.bias != nullptr) value += bias[i / 2];
-      if (token < p.tokens && n < part.out) store(static_cast<Y*>(part.y) + token * part.out + n, value);
+      if (token < tokens && n < part.out) store(static_cast<Y*>(part.y) + token * part.out + n, value);
     }
 }
 

@@ -9,7 +9,7 @@
 //   cuda_fp8        weights in e4m3, with scales for rows, blocks or the whole, and x rounded to rows of e4m3
 //                   (fp8_stream.cu, cuBLASLt, fp8_tiles.cu)
 //   cuda_int8       weights in q4_k, q6_k or 4 bits in groups of 128, and x rounded to 8-bit codes with a scale for
-//                   each 256 (integer_stream.cu, integer_tiles.cu, integer_group_tiles.cu)
+//                   each 256 (integer_stream.cu, integer_tiles.cu, integer_group_tiles.cu, integer_turns.cu)
 //   cuda_decoded    encoded weights on other devices (decoded_product.cc)
 //   cublaslt        other shapes, f32, and bf16 on other devices, by one algorithm for any number of rows
 //   cuda_tiles      any mix of element types, f32 FMA
@@ -479,14 +479,19 @@ struct QkvProduct {
   int64_t scratch_bytes = 0;
 };
 
-// Whether a product alone would leave half of the device idle, so that three of 8-bit floats share a launch.
+// Whether three products of 8-bit codes or floats share a launch: where one alone would leave half of the device idle,
+// and of codes where a multiprocessor has up to three tiles.
 bool share_tiles(const KernelCall& call, int64_t multiprocessors) {
-  constexpr int64_t kTile = 128;  // tokens, and rows of a weight
   const TensorView& x = call.inputs[0];
-  if (scales_of(x) == nullptr || chunks_of(x).sums != nullptr) return false;
-  const int64_t narrowest = std::min({call.inputs[1].shape[0], call.inputs[3].shape[0], call.inputs[5].shape[0]});
-  const auto tiles_of = [](int64_t size) { return (size + kTile - 1) / kTile; };
-  return 2 * tiles_of(x.shape[0]) * tiles_of(narrowest) <= multiprocessors;
+  if (scales_of(x) == nullptr) return false;
+  const int64_t outputs[] = {call.inputs[1].shape[0], call.inputs[3].shape[0], call.inputs[5].shape[0]};
+  const auto tiles_of = [&](int64_t out, int64_t tile) {
+    return (out + tile - 1) / tile * ((x.shape[0] + tile - 1) / tile);
+  };
+  if (chunks_of(x).sums == nullptr) return 2 * tiles_of(*std::ranges::min_element(outputs), 128) <= multiprocessors;
+  int64_t tiles = 0;
+  for (const int64_t out : outputs) tiles += tiles_of(out, kIntegerTurnTile);
+  return tiles <= 3 * multiprocessors;
 }
 
 void run_qkv(const QkvProduct& product, const KernelCall& call) {
