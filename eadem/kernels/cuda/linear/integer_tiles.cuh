@@ -166,8 +166,8 @@ __device__ inline void copy_slots(const LinearStreamParams& p, const FragmentLay
     }
 }
 
-// By a warp: stores its 16 outputs of the tokens from `first_token` on, plus bias, rounded once. Lane 4 g + q has outputs g
-// and g + 8, tokens 2 q and 2 q + 1 of each tile.
+// By a warp: stores its 16 outputs of the tokens from `first_token` on, plus bias, rounded once. Lane 4 g + q has
+// outputs g and g + 8, tokens 2 q and 2 q + 1 of each tile.
 template <typename Y, int kTokenTiles>
 __device__ inline void store_outputs(const LinearStreamPart& part, int64_t tokens, const float (&sum)[kTokenTiles][4],
                                      int first_token, int first_output, int lane) {
