@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What kernels for products of many rows of 8-bit codes share (integer_tiles.cu, integer_group_tiles.cu). A block
-// computes tiles of 64 or 128 tokens and 128 rows of the weight, 64 for each of two warpgroups (or 64 rows and 64
-// tokens for each). The tokens' codes arrive in stages of panels that wgmma reads, the encoded blocks of a chunk of 256
-// columns and what else belongs to it in slots.
+// What kernels for products of many rows of 8-bit codes share (integer_tiles.cu, integer_group_tiles.cu).
+// integer_turns.cu stores results as they do. A block computes tiles of 64 or 128 tokens and 128 rows of the weight, 64
+// for each of two warpgroups (or 64 rows and 64 tokens for each). The tokens' codes arrive in stages of panels that
+// wgmma reads, the encoded blocks of a chunk of 256 columns and what else belongs to it in slots.
 //
 // Blocks are paired (a cluster of two), with the same tokens and rows one after another: each copies half of the tokens
 // for both.
