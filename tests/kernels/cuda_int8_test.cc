@@ -357,11 +357,15 @@ TEST_F(CudaInt8, ProductsOfGroupsHaveTheBitsOfTheDefinition) {
 TEST_F(CudaInt8, GroupsAndKQuantsShareNoLaunch) {
   EADEM_SKIP_WITHOUT_HOPPER();
   const Weight gate(device_, "q4_k", {64, 256}, 1), up(device_, "int4_g128_f16", {64, 256}, 2);
-  const Tensor x = random_on(device_, DType::bf16, {1, 256}, 4), y = allocate_tensor(*device_, DType::bf16, {1, 64});
-  EXPECT_THROW(run(test::named(cuda::linear_gated_activation_kernels(), "cuda_int8"), "linear_gated_activation",
-                   AttrsRef(LinearGatedActivationAttrs{.kind = ActivationKind::silu, .out_dtype = DType::bf16}),
-                   {rounded(x).view, gate.view, up.view}, {y.view}),
-               DeviceError);
+  for (const int64_t rows : {1, 40}) {
+    const Tensor x = random_on(device_, DType::bf16, {rows, 256}, 4),
+                 y = allocate_tensor(*device_, DType::bf16, {rows, 64});
+    EXPECT_THROW(run(test::named(cuda::linear_gated_activation_kernels(), "cuda_int8"), "linear_gated_activation",
+                     AttrsRef(LinearGatedActivationAttrs{.kind = ActivationKind::silu, .out_dtype = DType::bf16}),
+                     {rounded(x).view, gate.view, up.view}, {y.view}),
+                 DeviceError)
+        << rows;
+  }
 }
 
 TEST_F(CudaInt8, RowsDoNotDependOnTheRowsBesideThem) {

@@ -550,8 +550,9 @@ struct PackedStreamParams {
 // integer_tiles.cu: the same bits for more rows, without `up`. Several parts, or few tiles, are left to
 // launch_integer_turns.
 [[nodiscard]] cudaError_t launch_integer_tiles(const PackedStreamParams& params, cudaStream_t stream);
-// integer_turns.cu: what launch_integer_tiles calls for up to as many tiles of so many rows of a weight and tokens as
-// there are multiprocessors.
+// integer_turns.cu: the same for one part or several, by tiles of kIntegerTurnTile outputs and as many tokens.
+// launch_integer_tiles calls it for several parts, and for one that has no more of these tiles than there are
+// multiprocessors.
 inline constexpr int64_t kIntegerTurnTile = 64;
 [[nodiscard]] cudaError_t launch_integer_turns(const PackedStreamParams& params, cudaStream_t stream);
 // integer_group_tiles.cu: what launch_integer_tiles calls for codes in groups.

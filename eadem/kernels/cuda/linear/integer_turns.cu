@@ -25,6 +25,7 @@ static_assert(kWarpgroups == kWarpsOfGroup);  // the last warpgroup has a warp f
 constexpr int kGrown = 112, kShrunk = 32;
 static_assert(kWarpgroups * kGrown + kShrunk <= (kWarpgroups + 1) * (65536 / kThreads / 8 * 8));
 constexpr int kTokens = 64, kTokenTiles = kTokens / 8;
+static_assert(kRows == kIntegerTurnTile && kTokens == kIntegerTurnTile);
 constexpr uint32_t kPanelBytes = kTokens * kPanelRowBytes;
 constexpr int kSlots = 2;                                   // of a warpgroup
 constexpr uint32_t kSumsOfWarp = kTokenTiles * kWarp * 16;  // bytes
@@ -387,8 +388,13 @@ cudaError_t launch_shape(PackedStreamParams packed, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t launch_integer_turns(const PackedStreamParams& packed, cudaStream_t stream) {
-  if (integer_codes_of(packed.layouts[0]) == IntegerCodes::groups) return launch_shape<Shape<true>>(packed, stream);
-  return launch_shape<Shape<false>>(packed, stream);
+  const bool groups = integer_codes_of(packed.layouts[0]) == IntegerCodes::groups;
+  for (int i = 0; i < kMostLinearStreamParts; ++i) {
+    const IntegerCodes codes = integer_codes_of(packed.layouts[i]);
+    if (packed.product.parts[i].out > 0 && (codes == IntegerCodes::none || (codes == IntegerCodes::groups) != groups))
+      return cudaErrorInvalidValue;
+  }
+  return groups ? launch_shape<Shape<true>>(packed, stream) : launch_shape<Shape<false>>(packed, stream);
 }
 
 }  // namespace eadem::kernels::cuda

@@ -387,38 +387,38 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
                  .x_scales = scales_of(x),
                  .weight_scales = scales_of(gate),
                  .x_chunks = chunks_of(x)};
-  // Up to so many tiles, products of K-quants share a launch: 128 tokens of the 8B, which was measured to be faster.
+  LinearParams of_up = p;
+  of_up.weight = operand_data(up), of_up.weight_scales = scales_of(up);
+  of_up.y = scratch + product.up_at;
+  // Products of K-quants share a launch up to 128 tokens of the 8B, for which that was faster on an H200; more were not
+  // measured.
   constexpr int64_t kMostTilesOfBoth = 8;  // of a multiprocessor
-  const bool in_turns = p.x_chunks.sums != nullptr &&
-                        integer_codes_of(*product.gate.layout()) != IntegerCodes::groups &&
-                        2 * turn_tiles(p.tokens, p.out) <= kMostTilesOfBoth * device.multiprocessors();
-  if (in_turns)
-    stream_products(
-        device,
-        {.x = p.x,
-         .up = nullptr,
-         .parts = {{p.weight, nullptr, p.y, p.out}, {operand_data(up), nullptr, scratch + product.up_at, p.out}},
-         .tokens = p.tokens,
-         .in = p.in,
-         .multiprocessors = device.multiprocessors(),
-         .y_dtype = p.y_dtype,
-         .activation = {},
-         .x_scales = p.x_scales,
-         .x_chunks = p.x_chunks},
-        {product.gate.layout(), product.up.layout()});
-  else
+  if (p.x_chunks.sums != nullptr && integer_codes_of(*product.gate.layout()) != IntegerCodes::groups &&
+      2 * turn_tiles(p.tokens, p.out) <= kMostTilesOfBoth * device.multiprocessors()) {
+    stream_products(device,
+                    {.x = p.x,
+                     .up = nullptr,
+                     .parts = {{p.weight, nullptr, p.y, p.out}, {of_up.weight, nullptr, of_up.y, p.out}},
+                     .tokens = p.tokens,
+                     .in = p.in,
+                     .multiprocessors = device.multiprocessors(),
+                     .y_dtype = p.y_dtype,
+                     .activation = {},
+                     .x_scales = p.x_scales,
+                     .x_chunks = p.x_chunks},
+                    {product.gate.layout(), product.up.layout()});
+  } else {
     product.gate.run(p, scratch);
-  p.weight = operand_data(up), p.weight_scales = scales_of(up);
-  p.y = scratch + product.up_at;
-  if (!in_turns) product.up.run(p, scratch);
+    product.up.run(of_up, scratch);
+  }
   if (product.rounds && y.encoding == &Int8Chunks::instance()) {
     EADEM_CUDA_CALL(launch_quantize_chunks(
-        {.x = results, .to = int8_chunk_planes(y), .dtype = y.dtype, .factor = p.y, .activation = product.kind},
+        {.x = results, .to = int8_chunk_planes(y), .dtype = y.dtype, .factor = of_up.y, .activation = product.kind},
         device.stream()));
     return;
   }
   EADEM_CUDA_CALL(
-      launch_gated_activation({.a = results, .b = p.y, .y = results, .size = p.tokens * p.out, .dtype = y.dtype},
+      launch_gated_activation({.a = results, .b = of_up.y, .y = results, .size = p.tokens * p.out, .dtype = y.dtype},
                               product.kind, device.stream()));
   // Two launches are the faster ones: a block that has a row does nothing else while its loads are on their way.
   if (product.rounds) round_rows(y, TensorView(results, y.dtype, y.shape), device.stream());
@@ -506,7 +506,8 @@ struct QkvProduct {
 };
 
 // Whether three products of 8-bit codes or floats share a launch: where one alone would leave half of the device idle,
-// and of codes where a multiprocessor has up to three tiles.
+// and of codes where a multiprocessor has up to three tiles. (The 8B's has up to two for 128 tokens, as was measured.
+// Three are an estimate from what single products take.)
 bool share_tiles(const KernelCall& call, int64_t multiprocessors) {
   const TensorView& x = call.inputs[0];
   if (scales_of(x) == nullptr) return false;
