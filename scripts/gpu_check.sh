@@ -176,7 +176,7 @@ if wants sanitizer; then
   run_sanitizer memcheck kernels_cuda_fp8_head_test 'CudaFp8Head.WhatIs*:CudaFp8Head.CodesAre*'
   run_sanitizer memcheck kernels_cuda_attention_test '*Gradient*3heads*:*CudaAppend*'
   run_sanitizer memcheck kernels_cuda_attention_test '*Decode*14heads*fp8*'
-  run_sanitizer memcheck engine_cuda_decoder_layers_test '*BatchMates*_f16'
+  run_sanitizer memcheck engine_cuda_decoder_layers_test '*BatchMates*_f16:*BatchMates*1b_bf16'
   for tool in memcheck racecheck; do
     run_sanitizer "$tool" kernels_cuda_linear_test 'CudaLinear.QkvHas*'
     run_sanitizer "$tool" kernels_cuda_attention_test '*Decode*14heads*window0'

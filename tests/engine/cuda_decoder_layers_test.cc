@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Decode steps of one sequence by the persistent kernel, on Hopper: its tokens, their probabilities and the logits have
-// the bits of separate kernels, wherever splits of attention and blocks of the cache end. The model has two layers of
-// the shape that the kernel is compiled for, random weights and a small vocabulary.
+// the bits of separate kernels, wherever splits of attention and blocks of the cache end. The model has two layers of a
+// shape that the kernel is compiled for, random weights and a small vocabulary.
 #include <gtest/gtest.h>
 
 #include "eadem/core/encodings/block_encoding.h"
@@ -17,7 +17,15 @@ namespace {
 
 constexpr int kVocab = 1000;
 
-class CudaDecoderLayers : public testing::TestWithParam<const char*> {
+struct Layers {
+  const char* shape;
+  const char* sizes;  // of config.json
+  const char* weights;
+};
+constexpr const char* kLlama8b = R"("hidden_size": 4096, "intermediate_size": 14336)";
+constexpr const char* kLlama1b = R"("hidden_size": 2048, "intermediate_size": 8192)";
+
+class CudaDecoderLayers : public testing::TestWithParam<Layers> {
  protected:
   void SetUp() override {
     if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
@@ -25,11 +33,11 @@ class CudaDecoderLayers : public testing::TestWithParam<const char*> {
     if (const std::string& why = static_cast<const CudaDevice&>(*device_).hopper_refusal(); !why.empty())
       GTEST_SKIP() << why;
     path_ = std::filesystem::temp_directory_path() / "eadem_cuda_decoder_layers.json";
-    io::write_file_atomically(path_.string(), R"({
+    io::write_file_atomically(path_.string(), fmt::format(R"({{{}, "num_hidden_layers": 2,
       "model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "hidden_act": "silu",
-      "vocab_size": 1000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 2,
-      "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 16384,
-      "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": false})");
+      "vocab_size": 1000, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 16384,
+      "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": false}})",
+                                                          GetParam().sizes));
     checkpoint_ = models::open_config(path_.string());
   }
   void TearDown() override {
@@ -43,22 +51,27 @@ class CudaDecoderLayers : public testing::TestWithParam<const char*> {
     options.disabled_fusions = std::move(disabled_fusions);
     modules::ModelSpec spec = models::spec_of(checkpoint_);
     spec.checkpoint_type_of = [](const std::string& parameter) -> std::optional<WeightType> {
-      if (parameter.find("proj") == std::string::npos) return WeightType(DType::bf16);
-      return WeightType(DType::f32, encoding_of(parameter));
+      return parameter.find("proj") == std::string::npos ? WeightType(DType::bf16) : type_of(parameter);
     };
-    spec.checkpoint_type = WeightType(DType::f32, encoding_of(""));
+    spec.checkpoint_type = type_of("");
     spec.checkpoint_source = "the test";
     auto engine = std::make_unique<InferEngine>(checkpoint_.model, device_, options, spec);
     engine->load_random(1, 0.02);
     return engine;
   }
 
-  // "mixed": those of Q4_K_M in layer 0, and q6_k wherever that has q4_k in layer 1.
+  static WeightType type_of(const std::string& parameter) {
+    if (GetParam().weights == std::string_view("bf16")) return WeightType(DType::bf16);
+    return WeightType(DType::f32, encoding_of(parameter));
+  }
+
+  // "mixed": those of Q4_K_M in layer 0; in layer 1 q6_k wherever that has q4_k, but for up_proj.
   static const Encoding* encoding_of(const std::string& parameter) {
-    const std::string weights = GetParam();
+    const std::string weights = GetParam().weights;
     if (weights == "mixed") {
-      const bool more = parameter.find("v_proj") != std::string::npos || parameter.find("down") != std::string::npos;
-      return BlockEncoding::find(more == (parameter.find("layers.0.") != std::string::npos) ? "q6_k" : "q4_k");
+      const auto is = [&](const char* part) { return parameter.find(part) != std::string::npos; };
+      const bool more = is("v_proj") || is("down_proj"), is_first = is("layers.0.");
+      return BlockEncoding::find(more == is_first && !(is("up_proj") && !is_first) ? "q6_k" : "q4_k");
     }
     if (const Encoding* groups = GroupEncoding::find(weights)) return groups;
     if (const Encoding* floats = Fp8Encoding::find(weights)) return floats;
@@ -136,10 +149,17 @@ TEST_P(CudaDecoderLayers, AreOneLaunch) {
   EXPECT_EQ(launches, 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(Weights, CudaDecoderLayers,
-                         testing::Values("int4_g128_f16", "int4_g128_bf16", "int4_g128_f16_zeros", "q4_k", "mixed",
-                                         "fp8_e4m3_channel"),
-                         [](const auto& info) { return std::string(info.param); });
+std::vector<Layers> all_layers() {
+  std::vector<Layers> all;
+  for (const auto& [shape, sizes] : {std::pair("llama_8b", kLlama8b), std::pair("llama_1b", kLlama1b)})
+    for (const char* weights :
+         {"int4_g128_f16", "int4_g128_bf16", "int4_g128_f16_zeros", "q4_k", "q6_k", "mixed", "fp8_e4m3_channel"})
+      all.push_back({shape, sizes, weights});
+  all.push_back({"llama_1b", kLlama1b, "bf16"});
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Weights, CudaDecoderLayers, testing::ValuesIn(all_layers()),
+                         [](const auto& info) { return fmt::format("{}_{}", info.param.shape, info.param.weights); });
 
 }  // namespace
 }  // namespace eadem::engine

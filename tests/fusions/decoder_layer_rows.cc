@@ -18,7 +18,8 @@ struct LayerSizes {
   const char* model;
   int64_t hidden, ffn, heads, kv_heads, head_dim;
 };
-constexpr LayerSizes kSmall{"small", 256, 512, 4, 2, 64}, kLlama{"llama-3.1-8b", 4096, 14336, 32, 8, 128};
+constexpr LayerSizes kSmall{"small", 256, 512, 4, 2, 64}, kLlama{"llama-3.1-8b", 4096, 14336, 32, 8, 128},
+    kLlama1b{"llama-3.2-1b", 2048, 8192, 32, 8, 64};
 
 // A sequence of `blocks` blocks of `block_size` tokens, which the step's token fills.
 struct Sequence {
@@ -92,6 +93,8 @@ std::vector<DecoderLayerRow> decoder_layer_rows(DType activations) {
   for (const Sequence& sequence : {Sequence{19, 16}, {1, 301}, {257, 16}})
     rows.push_back(row_of(kLlama, sequence, groups_of_128, activations, 1));
   for (const auto& weights : {groups_of_128, floats}) rows.push_back(row_of(kLlama, {19, 16}, weights, activations, 3));
+  for (const auto& weights : {bf16, groups_of_128, k_quants, floats})
+    rows.push_back(row_of(kLlama1b, {37, 16}, weights, activations, 3));
   return rows;
 }
 

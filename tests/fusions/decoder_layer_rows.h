@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Work of decoder_layer and decoder_layers: one token of one sequence behind the keys of its cache, in small layers and
-// in those of Llama 3.1 8B.
+// in those of Llama 3.1 8B and Llama 3.2 1B.
 #pragma once
 
 #include <vector>

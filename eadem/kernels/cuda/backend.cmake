@@ -15,7 +15,9 @@ set(hopper_sources
   attention/attention_decode.cu
   attention/attention_decode_many.cu
   attention/attention_prompt.cu
-  decoder/decoder_layers.cu
+  decoder/llama_1b.cu
+  decoder/llama_8b.cu
+  decoder/shapes.cu
   linear/fp8_stream.cu
   linear/fp8_tensor.cu
   linear/fp8_tiles.cu

@@ -28,7 +28,7 @@ cudaError_t launch_cross_entropy_codes(const CrossEntropyCodesParams&, cudaStrea
 cudaError_t launch_packed_stream(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_integer_turns(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_integer_stream(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
-int64_t decoder_exchange_bytes(int64_t) { return 0; }
+int64_t decoder_exchange_bytes(const DecoderShape&, int64_t) { return 0; }
 cudaError_t launch_decoder_layers(const DecoderLayersParams&, cudaStream_t) { return kLeftOut; }
 cudaError_t launch_integer_tiles(const PackedStreamParams&, cudaStream_t) { return kLeftOut; }
 

@@ -377,21 +377,25 @@ inline constexpr int64_t kAttentionMmaMaxSequences = 1024;
 // launch_attention_decode calls this for many sequences.
 [[nodiscard]] cudaError_t launch_attention_decode_many(const AttentionParams& params, cudaStream_t stream);
 
-// --- decoder/decoder_layers.cu, for Hopper: layers of a decoder for one token (kernels/decoder_layers.h).
+// --- decoder/shapes.cu, for Hopper: layers of a decoder for one token (kernels/decoder_layers.h).
 
-// The shape that the kernel is compiled for, which is that of Llama-3.1-8B, and the multiprocessors that it needs.
-// Weights are FragmentBlocks: all of kGroupLayout, of kZeroGroupLayout, or of the same with scales in bf16; or each of
-// kFourBitLayout or kSixBitLayout.
-struct DecoderLayerShape {
-  static constexpr int kHidden = 4096, kFfn = 14336, kHeads = 32, kKvHeads = 8, kHeadDim = 128, kMultiprocessors = 132;
+// The shapes that the kernel is compiled for, which are those of Llama 3.1 8B and of Llama 3.2 1B, and the
+// multiprocessors that it needs. Weights are FragmentBlocks: all of kGroupLayout, of kZeroGroupLayout, or of the same
+// with scales in bf16; or each of kFourBitLayout or kSixBitLayout; or rows of e4m3, or, in layers of kLlama1b, of bf16.
+struct DecoderShape {
+  int hidden, ffn, heads, kv_heads, head_dim;
+  friend constexpr bool operator==(const DecoderShape&, const DecoderShape&) = default;
 };
+inline constexpr DecoderShape kLlama8b{.hidden = 4096, .ffn = 14336, .heads = 32, .kv_heads = 8, .head_dim = 128},
+    kLlama1b{.hidden = 2048, .ffn = 8192, .heads = 32, .kv_heads = 8, .head_dim = 64};
+inline constexpr int kDecoderMultiprocessors = 132;
 inline constexpr int kMostDecoderLayers = 32;
 inline constexpr int64_t kDecoderBlockMultiple = 16;  // of the tokens of a block of the cache
 
 struct DecoderWeight {
-  const void* blocks;   // or codes of e4m3 [out, in]
+  const void* blocks;   // or rows [out, in]: codes of e4m3, or bf16
   const float* scales;  // [out]: of the rows of e4m3, else null
-  IntegerCodes codes;   // none: e4m3
+  IntegerCodes codes;   // none: rows
 };
 struct DecoderLayerParams {
   const float *norm, *mlp_norm;  // [hidden]
@@ -399,6 +403,7 @@ struct DecoderLayerParams {
   void *cache_k, *cache_v;  // [num_blocks, kv_heads, block_size, head_dim] bf16
 };
 struct DecoderLayersParams {
+  DecoderShape shape;  // one of the above
   DecoderLayerParams layers[kMostDecoderLayers];
   const void* x;               // [hidden] bf16
   void* y;                     // like x
@@ -406,8 +411,8 @@ struct DecoderLayersParams {
   const int64_t* slots;        // [1]
   const int32_t* kv_length;    // [1]
   const int32_t* block_table;  // [max_blocks]
-  // A buffer of decoder_exchange_bytes(max_splits) bytes. It has to hold zeros before its first launch, and all its
-  // launches have the same num_layers and max_splits.
+  // A buffer of decoder_exchange_bytes(shape, max_splits) bytes. It has to hold zeros before its first launch, and all
+  // its launches have the same num_layers and max_splits.
   void* exchange;
   int num_layers;
   int64_t block_size, cache_rows, max_splits;  // cache_rows as above; the most splits that the token's keys have
@@ -417,7 +422,7 @@ struct DecoderLayersParams {
   FragmentLayout::Scale scale_type;
   bool has_zeros;
 };
-[[nodiscard]] int64_t decoder_exchange_bytes(int64_t max_splits);
+[[nodiscard]] int64_t decoder_exchange_bytes(const DecoderShape& shape, int64_t max_splits);
 [[nodiscard]] cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_t stream);
 
 // --- attention_backward.cu: direct keys and values

@@ -11,6 +11,7 @@
 #include "eadem/kernels/cuda/decoder/ring.cuh"
 
 namespace eadem::kernels::cuda::decoder {
+namespace {
 
 __device__ inline void sync_product_warps() { named_barrier_sync(1, kProductWarps * kWarp); }
 
@@ -51,14 +52,16 @@ class SplitAttention {
       if (is_first_) sum = add_probabilities(sum, scores);
       if (at_.warp != 1) named_barrier_arrive(kSumsBarrier, kSplitChunks * 32);
     }
-    // 4. Values times probabilities, 16 columns a warp.
+    // 4. Values times probabilities, 8 columns of a tile. Lanes of rows 4 to 7 have the second tile's.
     float values[kValueTiles][4] = {};
     sum_values(values, corrections, slot + kSplitSlots);
-    const int tile = is_first_ ? 0 : 1;
-    put_two(at_.p.parts + int64_t{item_.index * kGroup + head_} * kHeadDim + (at_.warp * kValueTiles + tile) * 8 +
-                at_.lane % 4 * 2,
-            __float_as_uint(is_first_ ? values[0][0] : values[1][0]),
-            __float_as_uint(is_first_ ? values[0][1] : values[1][1]), epoch);
+    constexpr int kLastTile = kValueTiles - 1;
+    const int tile = is_first_ ? 0 : kLastTile;
+    if (is_first_ || (kLastTile > 0 && at_.lane / 4 < 2 * kGroup))
+      put_two(at_.p.parts + int64_t{item_.index * kGroup + head_} * kHeadDim + (at_.warp * kValueTiles + tile) * 8 +
+                  at_.lane % 4 * 2,
+              __float_as_uint(is_first_ ? values[0][0] : values[kLastTile][0]),
+              __float_as_uint(is_first_ ? values[0][1] : values[kLastTile][1]), epoch);
     if (at_.warp == 1) put_sums(m, corrections, epoch);
     free_slots(slot + kSplitSlots);
     if (at_.lane == 0) count_one(at_, kCountParts + item_.kv_head);
@@ -80,17 +83,17 @@ class SplitAttention {
   static constexpr int kTiles = kPartKeys / 8, kValueTiles = kHeadDim / 8 / kProductWarps;
   static constexpr int kSplitChunks = kSplitKeys / kChunk;
   static constexpr int kSumsBarrier = 2;
-  static_assert(2 * kPartKeys == kChunk && kValueTiles == 2 && kGroup == 4);
+  static_assert(2 * kPartKeys == kChunk && (kValueTiles == 1 || kValueTiles == 2) && kGroup == 4);
 
   // The cosines and sines by which the lane's columns of a head turn.
   struct Angles {
     float2 cosines, sines;
   };
   __device__ Angles angles() const {
-    const auto* table = reinterpret_cast<const float2*>(at_.p.table) + at_.lane;
+    const auto* table = reinterpret_cast<const float2*>(at_.p.table) + head_word(at_);
     return {__ldg(table), __ldg(table + kHeadDim / 4)};
   }
-  // Columns 2 l and 2 l + 1 of a head, and those 64 further, turned to the token's position.
+  // Two words of a head, turned to the token's position.
   __device__ static void turn(uint32_t (&d)[2], const Angles& by) {
     const float2 turned[2] = {rotated(low_bf16(d[0]), low_bf16(d[1]), by.cosines.x, by.sines.x),
                               rotated(high_bf16(d[0]), high_bf16(d[1]), by.cosines.y, by.sines.y)};
@@ -100,44 +103,45 @@ class SplitAttention {
   __device__ void take_query(int layer, uint32_t epoch) {
     const int head = item_.kv_head * kGroup + at_.warp;
     const Angles by = angles();
-    wait_for_count(at_, kCountQ + head / 2, 2 * kTilesOfHead * static_cast<uint32_t>(layer + 1));
+    wait_for_count(at_, kCountQ + head / 2, worth_looking(2 * kTilesOfHead, layer));
     uint32_t d[2];
     fetch_head(d, at_, at_.p.qkv, head * (kHeadDim / 2), epoch);
     turn(d, by);
     uint32_t* q = reinterpret_cast<uint32_t*>(s_.q[at_.warp]);
-    q[at_.lane] = d[0], q[at_.lane + 32] = d[1];
+    q[head_word(at_)] = d[0], q[head_word(at_) + kHeadLanes] = d[1];
   }
 
   // Puts the newest row into the keys or values in the ring, and into the cache, which has it already if it has no
   // slot. Rows behind it are zeros, because a cache may hold anything there, even NaN, and its product with 0 must be
   // 0.
   __device__ void take_newest(int layer, bool key, uint32_t slot, uint32_t epoch) {
+    constexpr int kPieces = kRowBytes / 16;
     const int lane = at_.lane, row = newest_ % kPartKeys;
     const uint32_t rows = ring_.wait_rows(key ? slot : slot + kSplitSlots, newest_ / kPartKeys);
     if (!key)
-      for (int r = row + 1 + lane / 16; r < kPartKeys; r += 2)
-        store_16(rows + Panels::offset(r, lane % 16), {0, 0, 0, 0});
+      for (int r = row + 1 + lane / kPieces; r < kPartKeys; r += kWarp / kPieces)
+        store_16(rows + Panels::offset(r, lane % kPieces), {0, 0, 0, 0});
     const DecoderLayerParams& of = at_.p.layers[layer].of;
     auto* cache = static_cast<uint32_t*>(key ? of.cache_k : of.cache_v) +
-                  int64_t{cache_row(at_, item_.kv_head, at_.position())} * (kHeadDim / 2) + lane;
+                  int64_t{cache_row(at_, item_.kv_head, at_.position())} * (kHeadDim / 2) + head_word(at_);
     const bool is_new = *at_.p.slot >= 0;
     const Angles by = angles();
     uint32_t d[2];
     if (is_new) {
-      wait_for_count(at_, (key ? kCountK : kCountV) + item_.kv_head, kTilesOfHead * static_cast<uint32_t>(layer + 1));
+      wait_for_count(at_, (key ? kCountK : kCountV) + item_.kv_head, worth_looking(kTilesOfHead, layer));
       fetch_head(d, at_, at_.p.qkv, (kHeads + (key ? 0 : kKvHeads) + item_.kv_head) * (kHeadDim / 2), epoch);
       if (key) turn(d, by);
     } else {
-      d[0] = cache[0], d[1] = cache[32];
+      d[0] = cache[0], d[1] = cache[kHeadLanes];
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int column = 2 * (lane + 32 * i);
+      const int column = 2 * (head_word(at_) + kHeadLanes * i);
       store_u32(rows + Panels::offset(row, column / 8) + static_cast<uint32_t>(column % 8) * 2, d[i]);
     }
     // The slot's next copy comes behind these stores.
     fence_shared_for_async();
-    if (is_new) cache[0] = d[0], cache[32] = d[1];
+    if (is_new) cache[0] = d[0], cache[kHeadLanes] = d[1];
   }
 
   // Four matrices of a row for each head, from `rows` on, and of the heads once more: lane l addresses row l % 8 of
@@ -242,7 +246,7 @@ class SplitAttention {
   }
 
   const Place& at_;
-  SharedOf<W::kTermColumns>& s_;
+  SharedOf<W>& s_;
   Ring<W> ring_;
   Item item_;
   int newest_;     // where the newest key stands behind the item's first one; perhaps beyond its last
@@ -323,4 +327,5 @@ __device__ inline void merge_splits(const Place& at, int round_warp, int layer, 
   }
 }
 
+}  // namespace
 }  // namespace eadem::kernels::cuda::decoder

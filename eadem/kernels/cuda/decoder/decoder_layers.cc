@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // decoder_layer and decoder_layers: one token through layers of a decoder in one launch, on Hopper. The kernel is
-// compiled for one shape (decoder/layout.h), and for weights of 4 bits in groups, K-quants, or e4m3 with a scale for
-// each row (decoder/weights.cuh).
+// compiled for some shapes (launch.h), and for weights of 4 bits in groups, K-quants, e4m3 with a scale for each row,
+// or bf16 (decoder/weights.cuh).
 #include "eadem/kernels/decoder_layers.h"
 
 #include <algorithm>
+#include <climits>
 #include <memory>
+#include <string>
 #include <vector>
+
+#include <fmt/ranges.h>
 
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/kernels/cuda/kernels.h"
@@ -20,7 +24,8 @@ namespace eadem::kernels::cuda {
 namespace {
 
 using Ports = DecoderLayerPorts;
-using Shape = DecoderLayerShape;
+
+constexpr DecoderShape kShapes[] = {kLlama8b, kLlama1b};
 
 constexpr Ports::OfLayer kWeights[] = {Ports::kQWeight,    Ports::kKWeight,  Ports::kVWeight,   Ports::kOWeight,
                                        Ports::kGateWeight, Ports::kUpWeight, Ports::kDownWeight};
@@ -69,26 +74,48 @@ bool has_float_rows(const TensorType& weight) {
   return fp8 != nullptr && fp8->format() == Fp8Format{Fp8Format::Kind::e4m3, 1, 0};
 }
 
+bool is_bf16(const TensorType& weight) { return weight.encoding == nullptr && weight.dtype == DType::bf16; }
+
 // Whether both are weights of one type, which the kernel can read. K-quants are one type.
 bool are_alike(const TensorType& a, const TensorType& b) {
   if (has_float_rows(a) || has_float_rows(b)) return a.encoding == b.encoding;
+  if (is_bf16(a) || is_bf16(b)) return is_bf16(a) && is_bf16(b);
   const FragmentLayout *of_a = readable_layout(a), *of_b = readable_layout(b);
   if (of_a == nullptr || of_b == nullptr) return false;
   return is_k_quant(*of_a) ? is_k_quant(*of_b) : *of_a == *of_b;
 }
 
-// Whether a layer's weights have the shapes that the kernel is compiled for, and the type of the first weight.
-bool fits(const KernelRequest& request, size_t layer) {
+// The shape of the first layer, whether the kernel is compiled for it or not.
+DecoderShape shape_of(const KernelRequest& request) {
+  const AttentionAttrs& attention = request.attrs.get<DecoderLayerAttrs>().attention.attention;
+  const auto to_int = [](int64_t size) { return static_cast<int>(std::min<int64_t>(size, INT_MAX)); };
+  return {.hidden = to_int(input(request, 0, Ports::kQWeight).fixed(1)),
+          .ffn = to_int(input(request, 0, Ports::kGateWeight).fixed(0)),
+          .heads = to_int(attention.heads),
+          .kv_heads = to_int(attention.kv_heads),
+          .head_dim = to_int(attention.head_dim)};
+}
+
+std::string shapes_text() {
+  std::vector<std::string> texts;
+  for (const DecoderShape& shape : kShapes)
+    texts.push_back(fmt::format("hidden {}, intermediate {}, {} heads of {} and {} of keys", shape.hidden, shape.ffn,
+                                shape.heads, shape.head_dim, shape.kv_heads));
+  return fmt::format("{}", fmt::join(texts, "; or "));
+}
+
+// Whether a layer's weights have this shape, and a type that the kernel reads, which is that of the first weight.
+bool fits(const KernelRequest& request, const DecoderShape& shape, size_t layer) {
   const TensorType& first = input(request, 0, Ports::kQWeight);
   const auto has = [&](Ports::OfLayer port, int64_t out, int64_t in) {
     const TensorType& weight = input(request, layer, port);
     return weight.fixed(0) == out && weight.fixed(1) == in && are_alike(first, weight);
   };
-  constexpr int64_t kQRows = Shape::kHeads * Shape::kHeadDim, kKvRows = Shape::kKvHeads * Shape::kHeadDim;
-  return has(Ports::kQWeight, kQRows, Shape::kHidden) && has(Ports::kKWeight, kKvRows, Shape::kHidden) &&
-         has(Ports::kVWeight, kKvRows, Shape::kHidden) && has(Ports::kOWeight, Shape::kHidden, kQRows) &&
-         has(Ports::kGateWeight, Shape::kFfn, Shape::kHidden) && has(Ports::kUpWeight, Shape::kFfn, Shape::kHidden) &&
-         has(Ports::kDownWeight, Shape::kHidden, Shape::kFfn);
+  const int64_t q_rows = shape.heads * shape.head_dim, kv_rows = shape.kv_heads * shape.head_dim;
+  return has(Ports::kQWeight, q_rows, shape.hidden) && has(Ports::kKWeight, kv_rows, shape.hidden) &&
+         has(Ports::kVWeight, kv_rows, shape.hidden) && has(Ports::kOWeight, shape.hidden, q_rows) &&
+         has(Ports::kGateWeight, shape.ffn, shape.hidden) && has(Ports::kUpWeight, shape.ffn, shape.hidden) &&
+         has(Ports::kDownWeight, shape.hidden, shape.ffn);
 }
 
 Verdict can_run_layers(const KernelRequest& request) {
@@ -100,21 +127,21 @@ Verdict can_run_layers(const KernelRequest& request) {
   std::vector<size_t> weights;
   for (size_t port = 0; port < request.inputs.size(); ++port)
     if (is_weight(port)) weights.push_back(port);
+  const DecoderShape shape = shape_of(request);
   Requirements requirements(request, weights, {});
   requirements.hopper()
-      .require(static_cast<const CudaDevice*>(request.device)->multiprocessors() >= Shape::kMultiprocessors,
-               fmt::format("needs {} multiprocessors; there are {}", Shape::kMultiprocessors,
+      .require(static_cast<const CudaDevice*>(request.device)->multiprocessors() >= kDecoderMultiprocessors,
+               fmt::format("needs {} multiprocessors; there are {}", kDecoderMultiprocessors,
                            static_cast<const CudaDevice*>(request.device)->multiprocessors()))
       .require(bound(Ports::kX) == 1 && bound(Ports::kKvLength) == 1, "is for steps of one token")
       .at_most("layers", static_cast<int64_t>(layers), kMostDecoderLayers)
-      .require(attention.heads == Shape::kHeads && attention.kv_heads == Shape::kKvHeads &&
-                   attention.head_dim == Shape::kHeadDim && attention.values() == Shape::kHeadDim,
-               fmt::format("is compiled for {} heads of {} and {} heads of keys", Shape::kHeads, Shape::kHeadDim,
-                           Shape::kKvHeads))
+      .require(std::find(std::begin(kShapes), std::end(kShapes), shape) != std::end(kShapes) &&
+                   attention.values() == attention.head_dim,
+               fmt::format("is compiled for layers of {}", shapes_text()))
       .require(attention.source == KvSource::cached && attention.window == 0 && attention.chunk == 0 &&
                    attention.softcap == 0.0f && !attention.sinks && attention.scale > 0.0f,
                "takes attention to a cache without windows, chunks, soft caps and sinks")
-      .require(rope.style == RopeStyle::rotate_half && rope.rotary_dim == Shape::kHeadDim && !rope.last,
+      .require(rope.style == RopeStyle::rotate_half && rope.rotary_dim == attention.head_dim && !rope.last,
                "rotates whole heads, by halves")
       .require(attrs.gated.kind == ActivationKind::silu, "has silu alone")
       .require(attrs.qkv.matmul_input == MatmulInput::int8 && attrs.o.matmul_input == MatmulInput::int8 &&
@@ -128,11 +155,12 @@ Verdict can_run_layers(const KernelRequest& request) {
   for (size_t layer = 0; layer < layers; ++layer) {
     const TensorType& cache = input(request, layer, Ports::kCacheK);
     requirements
-        .require(
-            fits(request, layer),
-            fmt::format("is compiled for hidden {}, intermediate {}, and weights in q4_k and q6_k, of 4 bits in groups "
-                        "of {} with scales of 16 bits, or in fp8_e4m3 with a scale for each row, all of one type",
-                        Shape::kHidden, Shape::kFfn, kIntegerGroup))
+        .require(!is_bf16(input(request, layer, Ports::kQWeight)) || shape == kLlama1b,
+                 fmt::format("takes weights in bf16 with hidden {} alone", kLlama1b.hidden))
+        .require(fits(request, shape, layer),
+                 fmt::format("takes layers of one shape, and weights in q4_k and q6_k, of 4 bits in groups of {} with "
+                             "scales of 16 bits, in fp8_e4m3 with a scale for each row, or in bf16, all of one type",
+                             kIntegerGroup))
         .dtype("norm", input(request, layer, Ports::kNorm), {DType::f32})
         .dtype("mlp_norm", input(request, layer, Ports::kMlpNorm), {DType::f32})
         .dtype("cache_k", cache, {DType::bf16})
@@ -150,6 +178,7 @@ DecoderLayersParams fixed_params(const KernelRequest& request, int64_t max_split
   const TensorType& cache = input(request, 0, Ports::kCacheK);
   const FragmentLayout* first = readable_layout(input(request, 0, Ports::kQWeight));
   DecoderLayersParams params{
+      .shape = shape_of(request),
       .exchange = exchange,
       .num_layers = static_cast<int>(Ports::layers(request.inputs.size())),
       .block_size = cache.fixed(2),
@@ -158,7 +187,7 @@ DecoderLayersParams fixed_params(const KernelRequest& request, int64_t max_split
       .mlp_eps = attrs.mlp_norm.eps,
       .scale = attrs.attention.attention.scale,
       .bytes_per_second = static_cast<const CudaDevice*>(request.device)->rates().bytes_per_second};
-  if (first == nullptr) return params;  // floats
+  if (first == nullptr) return params;  // rows
   params.scale_type = first->scale_type, params.has_zeros = first->has_zeros;
   for (size_t layer = 0; layer < Ports::layers(request.inputs.size()); ++layer)
     for (const Ports::OfLayer port : kWeights)
@@ -166,15 +195,15 @@ DecoderLayersParams fixed_params(const KernelRequest& request, int64_t max_split
   return params;
 }
 
-void set_layer(DecoderLayerParams& params, const KernelCall& call, size_t layer) {
+// `has_scales`: a weight has a scale for each row.
+void set_layer(DecoderLayerParams& params, const KernelCall& call, size_t layer, bool has_scales) {
   const auto data = [&](Ports::OfLayer port) { return call.inputs[Ports::input(layer, port)].data; };
   params.norm = static_cast<const float*>(data(Ports::kNorm));
   params.mlp_norm = static_cast<const float*>(data(Ports::kMlpNorm));
   for (const Ports::OfLayer port : kWeights) {
     DecoderWeight& weight = weight_of(params, port);
     weight.blocks = data(port);
-    if (weight.codes == IntegerCodes::none)
-      weight.scales = static_cast<const float*>(call.inputs[Ports::input(layer, port)].more_planes[0]);
+    if (has_scales) weight.scales = static_cast<const float*>(call.inputs[Ports::input(layer, port)].more_planes[0]);
   }
   params.cache_k = call.outputs[Ports::output(layer, Ports::kCacheK)].data;
   params.cache_v = call.outputs[Ports::output(layer, Ports::kCacheV)].data;
@@ -185,9 +214,11 @@ PlanPtr prepare_layers(const KernelRequest& request, Context& context) {
       request.inputs[Ports::kBlockTable].dim(1).bind(request.bounds) * input(request, 0, Ports::kCacheK).fixed(2);
   const int64_t max_splits = keys / kAttentionSplitKeys + 1;
   // Launches find what the ones before left there, so it cannot be scratch memory.
-  const auto exchange = std::make_shared<Buffer>(context.device.allocate(decoder_exchange_bytes(max_splits)));
+  const auto exchange =
+      std::make_shared<Buffer>(context.device.allocate(decoder_exchange_bytes(shape_of(request), max_splits)));
   context.device.fill_zero(exchange->data(), exchange->size_bytes());
-  return make_plan([exchange, fixed = fixed_params(request, max_splits, exchange->data())](const KernelCall& call) {
+  return make_plan([exchange, fixed = fixed_params(request, max_splits, exchange->data()),
+                    has_scales = has_float_rows(input(request, 0, Ports::kQWeight))](const KernelCall& call) {
     if (call.inputs[Ports::kX].shape[0] == 0) return;
     DecoderLayersParams params = fixed;
     params.x = elements(call.inputs[Ports::kX]);
@@ -196,9 +227,9 @@ PlanPtr prepare_layers(const KernelRequest& request, Context& context) {
     params.slots = elements<const int64_t>(call.inputs[Ports::kSlots]);
     params.kv_length = elements<const int32_t>(call.inputs[Ports::kKvLength]);
     params.block_table = elements<const int32_t>(call.inputs[Ports::kBlockTable]);
-    params.cache_rows = call.inputs[Ports::input(0, Ports::kCacheK)].num_elements() / Shape::kHeadDim;
+    params.cache_rows = call.inputs[Ports::input(0, Ports::kCacheK)].num_elements() / fixed.shape.head_dim;
     for (int layer = 0; layer < params.num_layers; ++layer)
-      set_layer(params.layers[layer], call, static_cast<size_t>(layer));
+      set_layer(params.layers[layer], call, static_cast<size_t>(layer), has_scales);
     EADEM_CUDA_CALL(launch_decoder_layers(params, stream_of(call)));
   });
 }

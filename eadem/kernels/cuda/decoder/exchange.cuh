@@ -14,6 +14,7 @@
 #include "eadem/kernels/cuda/instructions/mma.cuh"
 
 namespace eadem::kernels::cuda::decoder {
+namespace {
 
 // Places of counters, and what a layer adds to one.
 enum Counter : int {
@@ -74,6 +75,11 @@ __device__ inline uint32_t load_count(const uint32_t* counter) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(counter) : "memory");
   return v;
 }
+// The count from which on a layer's words are worth looking at, where a layer adds `added`: when half of them are
+// there, the others come about as soon as a look takes.
+__device__ inline uint32_t worth_looking(uint32_t added, int layer) {
+  return added * static_cast<uint32_t>(layer) + (added + 1) / 2;
+}
 __device__ inline void wait_for_count(const Place& at, int counter, uint32_t target) {
   Spin spin;
   while (load_count(counter_at(at, counter)) < target) spin.turn();
@@ -89,14 +95,18 @@ __device__ inline void publish_tile(const Place& at, uint64_t* base, int first_w
   if (at.lane == 0) count_one(at, counter);
 }
 
-// By a warp: words `first` + lane and those 32 further: of a head, lane l gets columns 2 l, 2 l + 1 and those 64
-// further.
+// The word of a head that a lane has: of two columns, which are rotated with those of the word kHeadLanes further. If
+// there are more lanes than such words, several have the same.
+inline constexpr int kHeadLanes = kHeadDim / 4;
+__device__ inline int head_word(const Place& at) { return at.lane % kHeadLanes; }
+
+// By a warp: two words of a head that begins at `first`.
 __device__ inline void fetch_head(uint32_t (&data)[2], const Place& at, const uint64_t* base, int first,
                                   uint32_t epoch) {
-  const uint64_t* from = base + first + at.lane;
+  const uint64_t* from = base + first + head_word(at);
   Spin spin;
   for (;;) {
-    const uint64_t w0 = load_word(from), w1 = load_word(from + 32);
+    const uint64_t w0 = load_word(from), w1 = load_word(from + kHeadLanes);
     data[0] = data_of(w0), data[1] = data_of(w1);
     if (epoch_of(w0) == epoch && epoch_of(w1) == epoch) break;
     spin.turn();
@@ -140,4 +150,5 @@ __device__ inline void fetch_chunks(uint32_t (&data)[kNum][4], const Place& at, 
   __syncwarp();
 }
 
+}  // namespace
 }  // namespace eadem::kernels::cuda::decoder

@@ -15,6 +15,7 @@
 #include "eadem/kernels/cuda/instructions/wgmma.cuh"
 
 namespace eadem::kernels::cuda::decoder {
+namespace {
 
 // Where column `column` of an activation stands among the codes: the right operand of 1024 columns is
 // [128 columns / 16][8 terms][16 columns].
@@ -40,7 +41,7 @@ __device__ inline void multiply_floats(float* to, uint32_t slot, const uint8_t* 
   constexpr uint32_t kStep = 32;  // bytes of k of one product
   constexpr uint32_t kStepCodes = kStep * kProductWarps;
   const int warpgroup = warp / (kWarpgroup / kWarp);
-  const Operand<> left(slot + static_cast<uint32_t>(warpgroup) * kFloatBoxBytes, 0);
+  const Operand<> left(slot + static_cast<uint32_t>(warpgroup) * kRowBoxBytes, 0);
   const uint32_t right = shared_address(codes);
   float c[1][4];
   wgmma_fence();
@@ -56,4 +57,5 @@ __device__ inline void multiply_floats(float* to, uint32_t slot, const uint8_t* 
   to[lane / 4 + 8] = warp % 2 == 0 ? c[0][2] : c[0][3];
 }
 
+}  // namespace
 }  // namespace eadem::kernels::cuda::decoder

@@ -7,6 +7,7 @@
 #include "eadem/kernels/cuda/device_math.cuh"
 
 namespace eadem::kernels::cuda::decoder {
+namespace {
 
 // Tile t is of multiprocessor t % kSms.
 __device__ inline int tiles_of(int tiles, int sm) { return (tiles - sm + kSms - 1) / kSms; }
@@ -16,18 +17,18 @@ __device__ inline int tiles_of(int tiles, int sm) { return (tiles - sm + kSms - 
 inline constexpr int kFewItems = 2 * kKvHeads, kFirstItems = kFewItems / 2;
 __device__ inline int first_item(int sm) { return (sm + kFirstItems) % kSms; }
 
-// Pairs of tiles of gate and up go round from the last multiprocessor to the first. The first kFirstItems are left out
-// of the sixth round, and the last too of the seventh: with two splits, their keys and values are as many bytes as two
-// pairs.
-inline constexpr int kShortRound = 5;
-static_assert(kPairs + 2 * kFirstItems > (kShortRound + 1) * kSms &&
-              kPairs + 2 * kFirstItems <= (kShortRound + 2) * kSms - kFirstItems);
+// Pairs of tiles of gate and up go round from the last multiprocessor to the first. The last kFirstItems are left out
+// of the last round, and the first kFirstItems of it and, if there are pairs few enough, of the round before: with two
+// splits, their keys and values are as many bytes as two pairs.
+inline constexpr int kLastRound = kMostPairs - 1;
+inline constexpr int kShortRound = kPairs + 3 * kFirstItems <= kMostPairs * kSms ? kLastRound - 1 : kLastRound;
+static_assert(kPairs + (kLastRound - kShortRound + 2) * kFirstItems <= kMostPairs * kSms);
 __device__ inline int pair_at(int sm, int t) {
-  return t * kSms + kSms - 1 - sm - (t > kShortRound ? 2 * kFirstItems : 0);
+  return t * kSms + kSms - 1 - sm - (t == kLastRound ? (kLastRound - kShortRound + 1) * kFirstItems : 0);
 }
 __device__ inline int pairs_of(int sm) {
   if (sm < kFirstItems) return kShortRound;
-  return sm < kSms - kFirstItems && pair_at(sm, kShortRound + 1) < kPairs ? kShortRound + 2 : kShortRound + 1;
+  return sm < kSms - kFirstItems && pair_at(sm, kLastRound) < kPairs ? kLastRound + 1 : kLastRound;
 }
 
 // The weight that has tile `tile` of q, k and v, which becomes its tile.
@@ -77,8 +78,8 @@ struct Item {
 
 // The shared memory of a kernel for weights W.
 template <typename W>
-__device__ inline SharedOf<W::kTermColumns>& shared_of(const Place& at) {
-  return static_cast<SharedOf<W::kTermColumns>&>(at.s);
+__device__ inline SharedOf<W>& shared_of(const Place& at) {
+  return static_cast<SharedOf<W>&>(at.s);
 }
 
 // The row of a key in a layer's caches.
@@ -87,4 +88,5 @@ __device__ inline int cache_row(const Place& at, int kv_head, int key) {
   return (__ldg(at.p.block_table + block) * kKvHeads + kv_head) * at.p.block_size + key - block * at.p.block_size;
 }
 
+}  // namespace
 }  // namespace eadem::kernels::cuda::decoder

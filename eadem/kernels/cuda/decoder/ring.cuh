@@ -10,6 +10,7 @@
 #include "eadem/kernels/cuda/instructions/tensor_map.cuh"
 
 namespace eadem::kernels::cuda::decoder {
+namespace {
 
 // Returns whether the phase with this parity ended; `nanoseconds`: for how long the thread may sleep until it does.
 __device__ inline bool barrier_test(uint32_t barrier, uint32_t parity, uint32_t nanoseconds) {
@@ -56,10 +57,11 @@ __device__ inline void init_barriers(Shared& s) {
   };
   init(&s.full[0][0], kMostSlots * kSlotParts, 1);
   init(s.empty, kMostSlots, kProductWarps);
-  init(s.qkv_ready, kMostQkvTiles, kProductWarps);
-  init(s.out_ready, kMostTiles, kProductWarps);
-  init(s.gate_up_ready, kMostPairs, kProductWarps);
-  init(&s.down_ready, 1, kProductWarps);
+  constexpr int kTileWarps = W::kIsBf16 ? 1 : kProductWarps;
+  init(s.qkv_ready, kMostQkvTiles, kTileWarps);
+  init(s.out_ready, kMostTiles, kTileWarps);
+  init(s.gate_up_ready, kMostPairs, W::kIsBf16 ? 2 : kProductWarps);
+  init(&s.down_ready, 1, kTileWarps);
   init(s.h_ready, kDownSteps, W::kIsFloat ? kSumWarps + kRoundWarps : kRoundWarps);
   fence_barriers();
 }
@@ -86,9 +88,10 @@ struct Ring {
   }
   __device__ uint32_t empty_at(uint32_t slot) const { return empty + slot % kSlots * kBarrierBytes; }
 
+  __device__ const uint8_t* at(uint32_t slot) const { return slots + slot % kSlots * kSlotBytes; }
   __device__ const uint8_t* wait(uint32_t slot, int part) const {
     guarded_wait(full_at(slot, static_cast<uint32_t>(part)), slot / kSlots & 1);
-    return slots + slot % kSlots * kSlotBytes;
+    return at(slot);
   }
   // The address of part `part` of the keys or values whose first slot is `slot`.
   __device__ uint32_t rows_at(uint32_t slot, int part) const {
@@ -102,6 +105,8 @@ struct Ring {
   }
   // By one lane of each warp that multiplies.
   __device__ void free(uint32_t slot) const { barrier_arrive(empty_at(slot)); }
+  // By one lane of the one warp that read the slot.
+  __device__ void free_whole(uint32_t slot) const { barrier_arrive(empty_at(slot), kProductWarps); }
   // The block of a warp that multiplies, of eight whose first slot is `slot`. `six`: of q6_k.
   __device__ const uint8_t* wait_block(uint32_t slot, int warp, bool six) const {
     const int in_slot = warp % blocks_of_slot(six);
@@ -142,21 +147,20 @@ class CopyWarp {
     for (int i = 0; i < at_.p.num_layers; ++i) {
       const Layer& layer = at_.p.layers[i];
       if (at_.lane == 0) prefetch_map(layer.k_map), prefetch_map(layer.v_map);
-      for (int t = sm; t < kQkvTiles; t += kSms) {
-        int tile = t;
+      copy_tiles(tiles_of(kQkvTiles, sm), [&](int t) {
+        int tile = sm + t * kSms;
         const DecoderWeight& weight = qkv_weight(layer.of, tile);
-        copy_tile(weight, tile);
-      }
+        return Tile{weight, tile};
+      });
       for (int n = 0, item = first_item(sm); item < at_.items(); ++n, item += kSms) {
         if (finds_again && n % kKnown == 0) find_rows(item);
         copy_split(layer.k_map, Item(item), n % kKnown * kSplitBoxes);
         copy_split(layer.v_map, Item(item), n % kKnown * kSplitBoxes);
       }
-      for (int t = sm; t < kTiles; t += kSms) copy_tile(layer.of.o, t);
-      for (int t = 0; t < pairs_of(sm); ++t) {
-        copy_tile(layer.of.gate, pair_at(sm, t));
-        copy_tile(layer.of.up, pair_at(sm, t));
-      }
+      copy_tiles(tiles_of(kTiles, sm), [&](int t) { return Tile{layer.of.o, sm + t * kSms}; });
+      copy_tiles(2 * pairs_of(sm), [&](int t) {
+        return Tile{t % 2 == 0 ? layer.of.gate : layer.of.up, pair_at(sm, t / 2)};
+      });
       // All tiles of a step, so that a step of h serves them all.
       for (int step = 0; step < kDownSteps; ++step)
         for (int t = sm; t < kTiles; t += kSms) copy_step(layer.of.down, t, step);
@@ -164,36 +168,56 @@ class CopyWarp {
   }
 
  private:
-  // A tile of a weight with rows of kHidden.
-  __device__ void copy_tile(const DecoderWeight& weight, int tile) {
-    if constexpr (W::kIsFloat) {
-      copy_floats<kHidden>(at_.p.rows, weight, tile, 0, kFloatTileSlots);
+  struct Tile {
+    const DecoderWeight& weight;
+    int tile;
+  };
+  // `tiles` tiles of weights with rows of kHidden, one after another; of weights in bf16 a slot of each in turn, as
+  // each is another warp's. tile_at(t): tile t of them.
+  template <typename TileAt>
+  __device__ void copy_tiles(int tiles, const TileAt& tile_at) {
+    if constexpr (W::kIsBf16) {
+#pragma unroll 1
+      for (int i = 0; i < kBf16TileSlots; ++i)
+#pragma unroll 1
+        for (int t = 0; t < tiles; ++t) copy_rows<2 * kHidden>(at_.p.rows, tile_at(t), i, 1);
     } else {
 #pragma unroll 1
-      for (int b = 0; b < kChunks; b += kProductWarps) copy_blocks(weight, tile * kChunks + b);
+      for (int t = 0; t < tiles; ++t) {
+        const Tile of = tile_at(t);
+        if constexpr (W::kIsFloat) {
+          copy_rows<kHidden>(at_.p.rows, of, 0, kFloatTileSlots);
+        } else {
+#pragma unroll 1
+          for (int b = 0; b < kChunks; b += kProductWarps) copy_blocks(of.weight, of.tile * kChunks + b);
+        }
+      }
     }
   }
   // What step `step` multiplies of a tile of down.
   __device__ void copy_step(const DecoderWeight& down, int tile, int step) {
-    if constexpr (W::kIsFloat)
-      copy_floats<kFfn>(at_.p.down_rows, down, tile, step * kFloatStepSlots, kFloatStepSlots);
+    if constexpr (W::kIsBf16)
+      copy_rows<2 * kFfn>(at_.p.down_rows, {down, tile}, step * kBf16StepSlots, kBf16StepSlots);
+    else if constexpr (W::kIsFloat)
+      copy_rows<kFfn>(at_.p.down_rows, {down, tile}, step * kFloatStepSlots, kFloatStepSlots);
     else
       copy_blocks(down, tile * kFfnChunks + kProductWarps * step);
   }
-  // `slots` slots of a tile of a weight in e4m3 with rows of kWidth columns, from the tile's slot `first` on.
+  // `slots` slots of a tile of a weight with rows of kWidth bytes, from the tile's slot `first` on.
   template <int kWidth>
-  __device__ void copy_floats(const FloatRows& rows, const DecoderWeight& weight, int tile, int first, int slots) {
-    const int64_t offset = static_cast<const uint8_t*>(weight.blocks) - rows.base;
-    const int row = static_cast<int>(offset / kWidth) + tile * kTileRows, byte = static_cast<int>(offset % kWidth);
-    int panel = byte / kFloatTermColumns + first * kSlotParts * kFloatBoxPanels;
+  __device__ void copy_rows(const WeightRows& rows, const Tile& of, int first, int slots) {
+    constexpr int kPanel = static_cast<int>(kPanelRowBytes);
+    const int64_t offset = static_cast<const uint8_t*>(of.weight.blocks) - rows.base;
+    const int row = static_cast<int>(offset / kWidth) + of.tile * kTileRows, byte = static_cast<int>(offset % kWidth);
+    int panel = byte / kPanel + first * kSlotParts * kRowBoxPanels;
 #pragma unroll 1
     for (int i = 0; i < slots; ++i)
       fill_slot([&](uint32_t slot, uint32_t part, uint32_t full) {
         if (at_.lane == 0) {
-          barrier_arrive_expecting(full, kFloatBoxBytes);
-          copy_codes_async(slot + part * kFloatBoxBytes, rows.map, byte % kFloatTermColumns, row, panel, full, policy_);
+          barrier_arrive_expecting(full, kRowBoxBytes);
+          copy_codes_async(slot + part * kRowBoxBytes, rows.map, byte % kPanel, row, panel, full, policy_);
         }
-        panel += kFloatBoxPanels;
+        panel += kRowBoxPanels;
       });
   }
   __device__ void copy_blocks(const DecoderWeight& weight, int first) {
@@ -263,4 +287,5 @@ class CopyWarp {
   uint32_t slot_ = 0;
 };
 
+}  // namespace
 }  // namespace eadem::kernels::cuda::decoder

@@ -7,12 +7,14 @@
 
 #include "eadem/kernels/cuda/activation.cuh"
 #include "eadem/kernels/cuda/decoder/attention.cuh"
+#include "eadem/kernels/cuda/decoder/bf16_products.cuh"
 #include "eadem/kernels/cuda/decoder/codes.cuh"
 #include "eadem/kernels/cuda/decoder/exchange.cuh"
 #include "eadem/kernels/cuda/decoder/float_products.cuh"
 #include "eadem/kernels/cuda/decoder/ring.cuh"
 
 namespace eadem::kernels::cuda::decoder {
+namespace {
 
 // Eight neighbouring values of a row.
 __device__ inline void widen(float (&v)[8], const uint32_t (&d)[4]) {
@@ -29,16 +31,19 @@ __device__ inline void arrive_at_step(const Place& at, int step) {
 // By the warps that add and those that round: rounds all of h with one scale. They keep h in registers until they know
 // the scale.
 // Warp i has every seventh chunk from chunk i on.
+template <typename W>
 __device__ inline void round_float_row(const Place& at, int layer) {
-  constexpr int kWarps = kSumWarps + kRoundWarps, kNum = kFfnChunks / kWarps, kLargestBarrier = 7;
-  static_assert(kFfnChunks % kWarps == 0 && kWarps == kProductWarps - 1 && kNum == kDownSteps + 1);
-  Shared& s = at.s;
+  constexpr int kWarps = kSumWarps + kRoundWarps, kNum = (kFfnChunks + kWarps - 1) / kWarps, kLargestBarrier = 7;
+  static_assert(kWarps == kProductWarps - 1 && kNum == kDownSteps + 1);
+  auto& s = shared_of<W>(at);
   const int i = at.warp - kProductWarps;
   uint32_t d[kNum][1][4];
+  const auto has_chunk = [&](int n) { return kWarps * (n + 1) <= kFfnChunks || kWarps * n + i < kFfnChunks; };
   uint32_t pair = 0;  // the largest magnitudes of lower and of upper halves of words
 #pragma unroll
   for (int n = 0; n < kNum; ++n) {
-    fetch_chunks(d[n], at, at.p.h, kCountH, kTilesOfChunk * (static_cast<uint32_t>(layer) + 1), kWarps * n + i, 1,
+    if (!has_chunk(n)) continue;
+    fetch_chunks(d[n], at, at.p.h, kCountH, worth_looking(kTilesOfChunk, layer), kWarps * n + i, 1,
                  at.epoch + static_cast<uint32_t>(layer) + 1);
 #pragma unroll
     for (int k = 0; k < 4; ++k) pair = __vmaxu2(pair, d[n][0][k] & 0x7fff7fffu);
@@ -54,9 +59,11 @@ __device__ inline void round_float_row(const Place& at, int layer) {
   if (i == 0 && at.lane == 0) s.h_scales[0] = scale;
 #pragma unroll
   for (int n = 0; n < kNum; ++n) {
-    float v[8];
-    widen(v, d[n][0]);
-    store_codes(s.h_codes + code_at((kWarps * n + i) * kColumns + at.lane * 8), v, divided);
+    if (has_chunk(n)) {
+      float v[8];
+      widen(v, d[n][0]);
+      store_codes(s.h_codes + code_at((kWarps * n + i) * kColumns + at.lane * 8), v, divided);
+    }
     // All chunks of step n - 1 come before this warp's next one.
     if (n == 0) continue;
     fence_shared_for_async();
@@ -110,7 +117,7 @@ class SumWarps {
         const float up = __shfl_down_sync(kAllLanes, y, 16);
         publish_tile(at_, p.h, h / 2, kCountH + h / kColumns, activate(ActivationKind::silu, y) * up, epoch);
       }
-      if constexpr (W::kIsFloat) round_float_row(at_, layer);
+      if constexpr (W::kIsFloat) round_float_row<W>(at_, layer);
       if (has_tile) {
         const float row_scale = scale_of(of.down, row);
         guarded_wait(shared_address(&s.down_ready), parity);
@@ -149,7 +156,7 @@ class RoundWarps {
       const uint32_t epoch = at_.epoch + static_cast<uint32_t>(layer) + 1;
       if (at_.sm < kMergeSms) merge_splits(at_, i_, layer, epoch);
       if constexpr (W::kIsFloat)
-        round_float_row(at_, layer);
+        round_float_row<W>(at_, layer);
       else
         round_chunks_of_h(layer, epoch);
     }
@@ -157,24 +164,34 @@ class RoundWarps {
 
  private:
   __device__ void round_chunks_of_h(int layer, uint32_t epoch) const {
-    Shared& s = at_.s;
+    auto& s = shared_of<W>(at_);
 #pragma unroll 1
     for (int step = 0; step < kDownSteps; ++step) {
       const int c = kProductWarps * step + i_;
       uint32_t d[2][4];
-      fetch_chunks(d, at_, at_.p.h, kCountH, kTilesOfChunk * (static_cast<uint32_t>(layer) + 1), c, kRoundWarps, epoch);
-      float v[2][8], scales[2];
-      int sums[2];
+      fetch_chunks(d, at_, at_.p.h, kCountH, worth_looking(kTilesOfChunk, layer), c, kRoundWarps, epoch);
+      if constexpr (W::kIsBf16) {
 #pragma unroll
-      for (int n = 0; n < 2; ++n) widen(v[n], d[n]);
-      uint8_t* to[2] = {s.h_codes + c * kColumns, s.h_codes + (c + kRoundWarps) * kColumns};
-      round_chunks(to, scales, sums, v, at_.lane);
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        if (at_.lane == 0) s.h_scales[c + n * kRoundWarps] = scales[n];
-        typename W::Sums(sums[n], at_.lane).store(s.h_sums[c + n * kRoundWarps], at_.lane);
+        for (int n = 0; n < 2; ++n) store_bf16(s.h_codes, (c + n * kRoundWarps) * kColumns + at_.lane * 8, d[n]);
+      } else {
+        round_two(c, d);
       }
       arrive_at_step(at_, step);
+    }
+  }
+  // Chunks c and c + 4.
+  __device__ void round_two(int c, const uint32_t (&d)[2][4]) const {
+    auto& s = shared_of<W>(at_);
+    float v[2][8], scales[2];
+    int sums[2];
+#pragma unroll
+    for (int n = 0; n < 2; ++n) widen(v[n], d[n]);
+    uint8_t* to[2] = {s.h_codes + c * kColumns, s.h_codes + (c + kRoundWarps) * kColumns};
+    round_chunks(to, scales, sums, v, at_.lane);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      if (at_.lane == 0) s.h_scales[c + n * kRoundWarps] = scales[n];
+      typename W::Sums(sums[n], at_.lane).store(s.h_sums[c + n * kRoundWarps], at_.lane);
     }
   }
 
@@ -182,4 +199,5 @@ class RoundWarps {
   int i_;
 };
 
+}  // namespace
 }  // namespace eadem::kernels::cuda::decoder

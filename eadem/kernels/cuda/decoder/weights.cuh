@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The types of weights that the kernel is compiled for: 4 bits in groups, K-quants, and floats of 8 bits. Each says how
-// large the slots of the ring are, and how many columns a term has; the first two also what a product needs of the sums
-// of an activation's codes, and what a term is, which float_products.cuh says of the third.
+// The types of weights that the kernel is compiled for: 4 bits in groups, K-quants, floats of 8 bits, and bf16. Each
+// says how large the slots of the ring are, how many terms a row has, and how many bytes an input takes; the first two
+// also what a product needs of the sums of an activation's codes, and what a term is, which float_products.cuh and
+// bf16_products.cuh say of the others.
 #pragma once
 
 #include "eadem/kernels/cuda/decoder/place.cuh"
 #include "eadem/kernels/cuda/linear/integer_products.cuh"
 
 namespace eadem::kernels::cuda::decoder {
+namespace {
 
 // A lane's fragments of the codes of a chunk: of piece i, those at 4 i + lane % 4 of `codes`.
 __device__ inline uint4 fragment_of(const uint8_t* codes, int piece, int lane) {
@@ -19,9 +21,11 @@ __device__ inline uint4 fragment_of(const uint8_t* codes, int piece, int lane) {
 template <typename Scale, bool kHasZeros>
 struct Groups {
   static constexpr FragmentLayout kLayout = kKnownLayouts[kHasZeros ? kZeroGroupLayout : kGroupLayout];
-  static constexpr int kSlots = 11, kSlotBytes = kProductWarps * kKnownLayouts[kZeroGroupLayout].block_bytes;
-  static constexpr int kTermColumns = kColumns;
-  static constexpr bool kHasSixBits = false, kIsFloat = false;
+  static constexpr int kSlots = 11, kSlotBytes = kProductWarps * kKnownLayouts[kZeroGroupLayout].block_bytes,
+                       kMostWindow = kSlotParts * kSlots;
+  static constexpr int kInputBytes = 1;
+  static constexpr bool kHasSixBits = false, kIsFloat = false, kIsBf16 = false;
+  __host__ __device__ static constexpr int terms_of(int columns) { return columns / kColumns; }
   __device__ static constexpr int block_bytes(bool /*six*/) { return kLayout.block_bytes; }
 
   // The sums of the codes of each half of a chunk. All lanes have the same.
@@ -92,9 +96,11 @@ struct Groups {
 
 // q4_k and q6_k, of which each weight of a layer is one. Blocks of q6_k lie in two slots, four in each.
 struct KQuants {
-  static constexpr int kSlots = 10, kSlotBytes = kProductWarps * kFourBits.block_bytes;
-  static constexpr int kTermColumns = kColumns;
-  static constexpr bool kHasSixBits = true, kIsFloat = false;
+  static constexpr int kSlots = 10, kSlotBytes = kProductWarps * kFourBits.block_bytes,
+                       kMostWindow = kSlotParts * kSlots;
+  static constexpr int kInputBytes = 1;
+  static constexpr bool kHasSixBits = true, kIsFloat = false, kIsBf16 = false;
+  __host__ __device__ static constexpr int terms_of(int columns) { return columns / kColumns; }
   __device__ static constexpr int block_bytes(bool six) { return six ? kSixBits.block_bytes : kFourBits.block_bytes; }
 
   // The sums of the codes of 16 columns each, as f16 times 2^-12. A word has two of them: those of lane 4 g + t are of
@@ -144,23 +150,37 @@ struct KQuants {
 
 // e4m3 with a scale for each row, as the file has them.
 struct Floats {
-  static constexpr int kSlots = 10, kSlotBytes = kSlotParts * kFloatBoxBytes;
-  static constexpr int kTermColumns = kFloatTermColumns;
-  static constexpr bool kHasSixBits = false, kIsFloat = true;
+  static constexpr int kSlots = 10, kSlotBytes = kSlotParts * kRowBoxBytes, kMostWindow = kSlotParts * kSlots,
+                       kInputBytes = 1;
+  static constexpr bool kHasSixBits = false, kIsFloat = true, kIsBf16 = false;
+  __host__ __device__ static constexpr int terms_of(int columns) { return columns / kFloatTermColumns; }
   struct Factors {};  // wgmma reads codes from shared memory
 };
 
-// By a warp: the terms of two blocks. `six`: they are of q6_k.
-template <typename W>
-__device__ inline void multiply(float2 (&terms)[2], const uint8_t* const (&blocks)[2], const typename W::Factors& x0,
-                                const typename W::Factors& x1, bool six, int lane) {
+// bf16, as the file has it, for layers of which a warp has at most one tile of a product. It waits for slots of that
+// tile alone, and a barrier's parity does not tell it whether the slot before in the same place has arrived at all.
+// That has when the warp's last slot has, at most kProductWarps before: no part is on its way from so far before it.
+struct Bf16 {
+  static constexpr int kSlots = 12, kSlotBytes = kSlotParts * kRowBoxBytes,
+                       kMostWindow = kSlotParts * (kSlots - kProductWarps), kInputBytes = 2;
+  static constexpr bool kHasSixBits = false, kIsFloat = false, kIsBf16 = true;
+  __host__ __device__ static constexpr int terms_of(int /*columns*/) { return 1; }
+  struct Factors {};
+};
+
+// By a warp: the terms of blocks, each times its own factors, or all times the same. `six`: they are of q6_k.
+template <typename W, int kNum, int kFactors>
+__device__ inline void multiply(float2 (&terms)[kNum], const uint8_t* const (&blocks)[kNum],
+                                const typename W::Factors (&x)[kFactors], bool six, int lane) {
+  static_assert(kFactors == kNum || kFactors == 1);
   if (W::kHasSixBits && six) {
-    terms[0] = W::template multiply<true>(blocks[0], x0, lane);
-    terms[1] = W::template multiply<true>(blocks[1], x1, lane);
+#pragma unroll
+    for (int n = 0; n < kNum; ++n) terms[n] = W::template multiply<true>(blocks[n], x[n % kFactors], lane);
   } else {
-    terms[0] = W::template multiply<false>(blocks[0], x0, lane);
-    terms[1] = W::template multiply<false>(blocks[1], x1, lane);
+#pragma unroll
+    for (int n = 0; n < kNum; ++n) terms[n] = W::template multiply<false>(blocks[n], x[n % kFactors], lane);
   }
 }
 
+}  // namespace
 }  // namespace eadem::kernels::cuda::decoder

@@ -10,6 +10,8 @@
 //   round warps    codes of what the product down reads, merging of splits (rows.cuh)
 //
 // Blocks give each other values through words in memory (exchange.cuh). The bits are those of the separate kernels.
+#pragma once
+
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -20,16 +22,14 @@
 #include "eadem/kernels/cuda/decoder/products.cuh"
 #include "eadem/kernels/cuda/decoder/rows.cuh"
 
-namespace eadem::kernels::cuda {
-
-namespace decoder {
+namespace eadem::kernels::cuda::decoder {
 namespace {
 
 // W: the weights.
 template <typename W>
 __global__ void __launch_bounds__(kThreads, 1) decoder_layers(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  auto& s = *reinterpret_cast<SharedOf<W::kTermColumns>*>(memory + Ring<W>::kBytes);
+  auto& s = *reinterpret_cast<SharedOf<W>*>(memory + Ring<W>::kBytes);
   const int thread = static_cast<int>(threadIdx.x);
   const Place at(p, s, memory);
   if (thread == 0) {
@@ -52,30 +52,40 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_layers(const __grid_const
   }
 }
 
-// The parts that the memory brings to all multiprocessors in so many seconds. What is on its way for longer waits in a
-// queue, and what else is asked for waits behind it; of less the memory does not give all that it could.
-uint32_t window_of(double seconds, double bytes_per_second, int part_bytes) {
-  return static_cast<uint32_t>(std::max(std::lround(seconds * bytes_per_second / (kSms * part_bytes)), 1L));
-}
-
 // A kernel for one type of weights.
 struct Variant {
-  const void* kernel;
-  int shared_bytes, part_bytes;
+  const void* kernel = nullptr;
+  int shared_bytes = 0, part_bytes = 0, most_window = 0;
 };
+// The parts that the memory brings to all multiprocessors in so many seconds. What is on its way for longer waits in a
+// queue, and what else is asked for waits behind it; of less the memory does not give all that it could.
+uint32_t window_of(double seconds, double bytes_per_second, const Variant& variant) {
+  const double parts = seconds * bytes_per_second / (kSms * variant.part_bytes);
+  return static_cast<uint32_t>(std::clamp<int64_t>(std::lround(parts), 1, variant.most_window));
+}
+
 template <typename W>
 Variant variant_of() {
-  constexpr int kBytes = Ring<W>::kBytes + static_cast<int>(sizeof(SharedOf<W::kTermColumns>));
-  static_assert(kBytes <= 227 * 1024 && Ring<W>::kBytes % alignof(SharedOf<W::kTermColumns>) == 0);
-  return {reinterpret_cast<const void*>(decoder_layers<W>), kBytes, W::kSlotBytes / kSlotParts};
+  constexpr int kBytes = Ring<W>::kBytes + static_cast<int>(sizeof(SharedOf<W>));
+  static_assert(kBytes <= 227 * 1024 && Ring<W>::kBytes % alignof(SharedOf<W>) == 0);
+  return {reinterpret_cast<const void*>(decoder_layers<W>), kBytes, W::kSlotBytes / kSlotParts, W::kMostWindow};
 }
 template <typename Scale>
 Variant groups_variant(bool has_zeros) {
   return has_zeros ? variant_of<Groups<Scale, true>>() : variant_of<Groups<Scale, false>>();
 }
+template <typename W, bool kTaken>
+Variant variant_if() {
+  if constexpr (kTaken)
+    return variant_of<W>();
+  else
+    return {};
+}
+// No kernel, if there is none for these weights.
 Variant variant_of(const DecoderLayersParams& params) {
   const IntegerCodes codes = params.layers[0].q.codes;
-  if (codes == IntegerCodes::none) return variant_of<Floats>();
+  if (codes == IntegerCodes::none && params.layers[0].q.scales != nullptr) return variant_of<Floats>();
+  if (codes == IntegerCodes::none) return variant_if<Bf16, kTakesBf16>();
   if (codes != IntegerCodes::groups) return variant_of<KQuants>();
   return params.scale_type == FragmentLayout::Scale::f16 ? groups_variant<f16_t>(params.has_zeros)
                                                          : groups_variant<bf16_t>(params.has_zeros);
@@ -109,39 +119,32 @@ int64_t place_exchange(Params& p, void* memory, int64_t splits) {
   return room.bytes;
 }
 
-// `rows` becomes the matrix of all `weights`, whose rows have `columns` columns of e4m3.
-cudaError_t set_rows(FloatRows& rows, std::span<const void* const> weights, int64_t columns, int64_t most_rows) {
+// `rows` becomes the matrix of all `weights`, whose rows have `columns` bytes.
+cudaError_t set_rows(WeightRows& rows, std::span<const void* const> weights, int64_t columns, int64_t most_rows) {
   const auto [first, last] = std::minmax_element(weights.begin(), weights.end(), std::less<>());
   rows.base = static_cast<const uint8_t*>(*first);
   rows.base -= reinterpret_cast<uintptr_t>(rows.base) % kPanelRowBytes;
   const int64_t bytes = static_cast<const uint8_t*>(*last) - rows.base + most_rows * columns;
-  return make_code_rows_map(rows.map, rows.base, bytes / columns + 1, columns, kTileRows, kFloatBoxPanels);
+  return make_code_rows_map(rows.map, rows.base, bytes / columns + 1, columns, kTileRows, kRowBoxPanels);
 }
 cudaError_t set_rows(Params& p) {
+  const int64_t bytes = p.layers[0].of.q.scales != nullptr ? 1 : 2;  // of e4m3 or bf16
   std::vector<const void*> weights, down;
   for (int i = 0; i < p.num_layers; ++i) {
     const DecoderLayerParams& of = p.layers[i].of;
     for (const DecoderWeight& weight : {of.q, of.k, of.v, of.o, of.gate, of.up}) weights.push_back(weight.blocks);
     down.push_back(of.down.blocks);
   }
-  if (const cudaError_t error = set_rows(p.rows, weights, kHidden, kFfn); error != cudaSuccess) return error;
-  return set_rows(p.down_rows, down, kFfn, kHidden);
+  if (const cudaError_t error = set_rows(p.rows, weights, kHidden * bytes, kFfn); error != cudaSuccess) return error;
+  return set_rows(p.down_rows, down, kFfn * bytes, kHidden);
 }
 
-}  // namespace
-}  // namespace decoder
-
-int64_t decoder_exchange_bytes(int64_t splits) {
-  decoder::Params p;
-  return decoder::place_exchange(p, nullptr, splits);
+// launch.h's functions for kShape.
+int64_t exchange_bytes(int64_t splits) {
+  Params p;
+  return place_exchange(p, nullptr, splits);
 }
-
-cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_t stream) {
-  using namespace decoder;
-  if (params.num_layers == 0) return cudaSuccess;
-  if (params.num_layers > kMostDecoderLayers || params.block_size % kDecoderBlockMultiple != 0 ||
-      params.scale_type == FragmentLayout::Scale::f32)
-    return cudaErrorInvalidValue;
+cudaError_t launch_layers(const DecoderLayersParams& params, cudaStream_t stream) {
   Params p;
   p.x = static_cast<const __nv_bfloat16*>(params.x);
   p.y = static_cast<__nv_bfloat16*>(params.y);
@@ -152,8 +155,9 @@ cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_
   p.num_layers = params.num_layers;
   p.block_size = static_cast<int>(params.block_size);
   const Variant variant = variant_of(params);
-  p.narrow = window_of(1.2e-6, params.bytes_per_second, variant.part_bytes);
-  p.wide = window_of(1.75e-6, params.bytes_per_second, variant.part_bytes);
+  if (variant.kernel == nullptr) return cudaErrorInvalidValue;
+  p.narrow = window_of(1.2e-6, params.bytes_per_second, variant);
+  p.wide = window_of(1.75e-6, params.bytes_per_second, variant);
   p.eps = params.eps;
   p.mlp_eps = params.mlp_eps;
   p.score_factor = params.scale * kLog2E;
@@ -180,4 +184,5 @@ cudaError_t launch_decoder_layers(const DecoderLayersParams& params, cudaStream_
                                      static_cast<size_t>(variant.shared_bytes), stream);
 }
 
-}  // namespace eadem::kernels::cuda
+}  // namespace
+}  // namespace eadem::kernels::cuda::decoder
