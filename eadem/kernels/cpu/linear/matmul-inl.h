@@ -98,6 +98,9 @@ inline constexpr int kTileRows = 1, kTilePanels = 1;
 inline constexpr int kRowPanels = 1;
 #endif
 
+// Whether a line of 16-bit weights is prefetched once, into the first-level cache (stream_ahead.h).
+inline constexpr bool kNearOnly = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4;
+
 // Computes one tile. With `kKeep`, it stores the widened vectors of b to `wide` [kPanels, k_size, 16].
 template <int kRows, int kPanels, bool kKeep = false, typename W>
 HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, const RowOperand& a,
@@ -134,8 +137,12 @@ HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, con
                       far = ahead.offset(at, kFetchFar);
 #pragma GCC unroll kUnroll
         for (int p = 0; p < kPanels; ++p) {
-          fetch_near(line + p * b.panel_stride * kBytes + near);
-          fetch_far(line + p * b.panel_stride * kBytes + far);
+          if constexpr (kNearOnly) {
+            fetch_near(line + p * b.panel_stride * kBytes + far);
+          } else {
+            fetch_near(line + p * b.panel_stride * kBytes + near);
+            fetch_far(line + p * b.panel_stride * kBytes + far);
+          }
         }
       }
 #pragma GCC unroll kUnroll
