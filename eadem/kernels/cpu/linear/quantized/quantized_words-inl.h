@@ -138,6 +138,16 @@ HWY_INLINE Ints add_neighbours(Ints pairs) {
 #endif
 }
 
+// Keeps sums in the order in which they are written. GCC 12 would add them as a tree, for which it makes all products
+// of a step first and spills most of them.
+HWY_INLINE void keep_order(Ints& sum) {
+#if HWY_TARGET == HWY_AVX3
+  asm("" : "+v"(sum.raw));
+#else
+  asm("" : "+x"(sum.raw));
+#endif
+}
+
 // Codes below 128: so many sums of two products fit 16 bits as 2 * 127 times the largest code goes into 32767, and only
 // their sum is widened.
 template <int kBits>
@@ -146,7 +156,9 @@ struct DotPairs : WordWeights {
   static HWY_INLINE Ints multiply(Words w, Ints x) { return multiply_bytes(w, x); }
   static HWY_INLINE Ints add(Ints a, Ints b) {
     const hn::Repartition<int16_t, IntLanes> d16;
-    return hn::BitCast(IntLanes(), hn::Add(hn::BitCast(d16, a), hn::BitCast(d16, b)));
+    Ints sum = hn::BitCast(IntLanes(), hn::Add(hn::BitCast(d16, a), hn::BitCast(d16, b)));
+    keep_order(sum);
+    return sum;
   }
   static HWY_INLINE Ints total(Ints partial) { return add_neighbours(partial); }
   static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) { return hn::Add(sum, add_neighbours(multiply_bytes(w, x))); }
