@@ -86,7 +86,7 @@ HWY_INLINE void make_dots(Ints (&sums)[kRows][kVecs], const int8_t* x_codes, Wor
       for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll kUnroll
         for (int v = 0; v < kVecs; ++v)
-          sums[r][v] = hn::Add(i == kBegin ? start(r, v) : sums[r][v], Dot::total(partial[r][v]));
+          sums[r][v] = in_order(hn::Add(i == kBegin ? start(r, v) : sums[r][v], Dot::total(partial[r][v])));
   }
 }
 

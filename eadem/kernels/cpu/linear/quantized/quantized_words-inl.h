@@ -53,6 +53,17 @@ HWY_INLINE void store_words(Words v, uint8_t* p) {
 #endif
 }
 
+// Returns a sum that is added to others in the order in which they are written. GCC 12 would add a step's products as a
+// tree, for which it makes all of them first and spills most.
+HWY_INLINE Ints in_order(Ints sum) {
+#if HWY_TARGET == HWY_AVX3
+  asm("" : "+v"(sum.raw));
+#elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4
+  asm("" : "+x"(sum.raw));
+#endif
+  return sum;
+}
+
 // ---- Dot products of four bytes: sum_j w[n][j] * x[j], w unsigned codes of kBits bits, x signed, not -128, broadcast.
 //
 // Each way is a class with
@@ -138,16 +149,6 @@ HWY_INLINE Ints add_neighbours(Ints pairs) {
 #endif
 }
 
-// Keeps sums in the order in which they are written. GCC 12 would add them as a tree, for which it makes all products
-// of a step first and spills most of them.
-HWY_INLINE void keep_order(Ints& sum) {
-#if HWY_TARGET == HWY_AVX3
-  asm("" : "+v"(sum.raw));
-#else
-  asm("" : "+x"(sum.raw));
-#endif
-}
-
 // Codes below 128: so many sums of two products fit 16 bits as 2 * 127 times the largest code goes into 32767, and only
 // their sum is widened.
 template <int kBits>
@@ -156,12 +157,12 @@ struct DotPairs : WordWeights {
   static HWY_INLINE Ints multiply(Words w, Ints x) { return multiply_bytes(w, x); }
   static HWY_INLINE Ints add(Ints a, Ints b) {
     const hn::Repartition<int16_t, IntLanes> d16;
-    Ints sum = hn::BitCast(IntLanes(), hn::Add(hn::BitCast(d16, a), hn::BitCast(d16, b)));
-    keep_order(sum);
-    return sum;
+    return in_order(hn::BitCast(IntLanes(), hn::Add(hn::BitCast(d16, a), hn::BitCast(d16, b))));
   }
   static HWY_INLINE Ints total(Ints partial) { return add_neighbours(partial); }
-  static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) { return hn::Add(sum, add_neighbours(multiply_bytes(w, x))); }
+  static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
+    return in_order(hn::Add(sum, add_neighbours(multiply_bytes(w, x))));
+  }
 };
 #endif
 
@@ -172,7 +173,8 @@ struct DotPairs<8> : WordWeights {
   static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
     const Ints even = hn::And(x, hn::Set(IntLanes(), 0x00ff00ff));
     const Ints odd = hn::AndNot(hn::Set(IntLanes(), 0x00ff00ff), x);
-    return hn::Add(sum, hn::Add(add_neighbours(multiply_bytes(w, even)), add_neighbours(multiply_bytes(w, odd))));
+    return in_order(
+        hn::Add(sum, hn::Add(add_neighbours(multiply_bytes(w, even)), add_neighbours(multiply_bytes(w, odd)))));
   }
 };
 #elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4
@@ -190,7 +192,7 @@ struct DotPairs<8> {
     return {magnitude(level), level};
   }
   static HWY_INLINE Ints dot(Ints sum, const Weights& w, Ints x) {
-    return hn::Add(sum, add_neighbours(multiply_bytes(w.magnitude, with_sign(x, w.level))));
+    return in_order(hn::Add(sum, add_neighbours(multiply_bytes(w.magnitude, with_sign(x, w.level)))));
   }
 
  private:
