@@ -48,6 +48,17 @@ HWY_INLINE void cut_into(int64_t count, Piece piece) {
   (smaller(std::integral_constant<int, kSmaller>()), ...);
 }
 
+// Returns a sum to which others are added in the order in which they are written. GCC 12 would add the products of a
+// step as a tree, for which it makes those of all rows first and spills most. One row has registers for that.
+HWY_INLINE Ints in_order(Ints sum) {
+#if HWY_TARGET == HWY_AVX3
+  asm("" : "+v"(sum.raw));
+#elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4
+  asm("" : "+x"(sum.raw));
+#endif
+  return sum;
+}
+
 // sums[r][v] = start(r, v) + the dot product of vectors [kBegin, kEnd) of a step of weights with the matching codes of
 // row r of x. Neighbouring rows of x lie kChunkSteps steps apart. words_at(i, v) returns vector i of the step for the
 // v-th kLanes outputs.
@@ -73,10 +84,10 @@ HWY_INLINE void make_dots(Ints (&sums)[kRows][kVecs], const int8_t* x_codes, Wor
 #pragma GCC unroll kUnroll
         for (int v = 0; v < kVecs; ++v) {
           if constexpr (kSums == 1) {
-            sums[r][v] = Dot::dot(sums[r][v], weights[v], bytes);
+            sums[r][v] = in_order(Dot::dot(sums[r][v], weights[v], bytes));
           } else {
             const Ints product = Dot::multiply(weights[v], bytes);
-            partial[r][v] = j == 0 ? product : Dot::add(partial[r][v], product);
+            partial[r][v] = j == 0 ? product : in_order(Dot::add(partial[r][v], product));
           }
         }
       }

@@ -88,7 +88,7 @@ HWY_INLINE void make_row_dots(Ints (&sums)[Format::kGroups][kRows][kRowVectors],
           const Ints product = Dot::multiply(weights[v], bytes);
           partial[g][r][v] = n % kSums == 0 ? product : Dot::add(partial[g][r][v], product);
           if ((n + 1) % kSums == 0 || n + 1 == kGroupVectors)
-            sums[g][r][v] = in_order(hn::Add(n < kSums ? start(g, r) : sums[g][r][v], Dot::total(partial[g][r][v])));
+            sums[g][r][v] = hn::Add(n < kSums ? start(g, r) : sums[g][r][v], Dot::total(partial[g][r][v]));
         }
       }
     }

@@ -53,17 +53,6 @@ HWY_INLINE void store_words(Words v, uint8_t* p) {
 #endif
 }
 
-// Returns a sum that is added to others in the order in which they are written. GCC 12 would add a step's products as a
-// tree, for which it makes all of them first and spills most.
-HWY_INLINE Ints in_order(Ints sum) {
-#if HWY_TARGET == HWY_AVX3
-  asm("" : "+v"(sum.raw));
-#elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4
-  asm("" : "+x"(sum.raw));
-#endif
-  return sum;
-}
-
 // ---- Dot products of four bytes: sum_j w[n][j] * x[j], w unsigned codes of kBits bits, x signed, not -128, broadcast.
 //
 // Each way is a class with
@@ -157,12 +146,10 @@ struct DotPairs : WordWeights {
   static HWY_INLINE Ints multiply(Words w, Ints x) { return multiply_bytes(w, x); }
   static HWY_INLINE Ints add(Ints a, Ints b) {
     const hn::Repartition<int16_t, IntLanes> d16;
-    return in_order(hn::BitCast(IntLanes(), hn::Add(hn::BitCast(d16, a), hn::BitCast(d16, b))));
+    return hn::BitCast(IntLanes(), hn::Add(hn::BitCast(d16, a), hn::BitCast(d16, b)));
   }
   static HWY_INLINE Ints total(Ints partial) { return add_neighbours(partial); }
-  static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
-    return in_order(hn::Add(sum, add_neighbours(multiply_bytes(w, x))));
-  }
+  static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) { return hn::Add(sum, add_neighbours(multiply_bytes(w, x))); }
 };
 #endif
 
@@ -173,8 +160,7 @@ struct DotPairs<8> : WordWeights {
   static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
     const Ints even = hn::And(x, hn::Set(IntLanes(), 0x00ff00ff));
     const Ints odd = hn::AndNot(hn::Set(IntLanes(), 0x00ff00ff), x);
-    return in_order(
-        hn::Add(sum, hn::Add(add_neighbours(multiply_bytes(w, even)), add_neighbours(multiply_bytes(w, odd)))));
+    return hn::Add(sum, hn::Add(add_neighbours(multiply_bytes(w, even)), add_neighbours(multiply_bytes(w, odd))));
   }
 };
 #elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4
@@ -192,7 +178,7 @@ struct DotPairs<8> {
     return {magnitude(level), level};
   }
   static HWY_INLINE Ints dot(Ints sum, const Weights& w, Ints x) {
-    return in_order(hn::Add(sum, add_neighbours(multiply_bytes(w.magnitude, with_sign(x, w.level)))));
+    return hn::Add(sum, add_neighbours(multiply_bytes(w.magnitude, with_sign(x, w.level))));
   }
 
  private:
