@@ -83,7 +83,7 @@ inline constexpr int kFloatTermColumns = static_cast<int>(kFp8Multiple), kFloatS
                      kFloatTileSlots = kHidden / kFloatSlotColumns,
                      kFloatStepSlots = kProductWarps * kColumns / kFloatSlotColumns;
 static_assert(kFloatSlotColumns == kProductWarps * kFloatTermColumns && kFfn % kFloatSlotColumns == 0);
-// bf16: how many slots a tile of kHidden columns, a step of down, and all of a tile of down have.
+// bf16: how many slots a tile of kHidden columns and a step of down have.
 inline constexpr int kBf16TileSlots = 2 * kHidden / kRowSlotBytes,
                      kBf16StepSlots = 2 * kProductWarps * kColumns / kRowSlotBytes;
 
