@@ -4,6 +4,7 @@
 // the bits of separate kernels, wherever splits of attention and blocks of the cache end. The model has two layers of a
 // shape that the kernel is compiled for, random weights and a small vocabulary.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/fp8_encoding.h"
@@ -32,7 +33,7 @@ class CudaDecoderLayers : public testing::TestWithParam<Layers> {
     device_ = open_cuda_device(0);
     if (const std::string& why = static_cast<const CudaDevice&>(*device_).hopper_refusal(); !why.empty())
       GTEST_SKIP() << why;
-    path_ = std::filesystem::temp_directory_path() / "eadem_cuda_decoder_layers.json";
+    path_ = std::filesystem::temp_directory_path() / fmt::format("eadem_cuda_decoder_layers_{}.json", getpid());
     io::write_file_atomically(path_.string(), fmt::format(R"({{{}, "num_hidden_layers": 2,
       "model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "hidden_act": "silu",
       "vocab_size": 1000, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 16384,

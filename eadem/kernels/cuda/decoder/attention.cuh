@@ -52,7 +52,7 @@ class SplitAttention {
       if (is_first_) sum = add_probabilities(sum, scores);
       if (at_.warp != 1) named_barrier_arrive(kSumsBarrier, kSplitChunks * 32);
     }
-    // 4. Values times probabilities, 8 columns of a tile. Lanes of rows 4 to 7 have the second tile's.
+    // 4. Values times probabilities, in tiles of 8 columns, one or two a warp. Lanes of rows 4 to 7 store the second.
     float values[kValueTiles][4] = {};
     sum_values(values, corrections, slot + kSplitSlots);
     constexpr int kLastTile = kValueTiles - 1;

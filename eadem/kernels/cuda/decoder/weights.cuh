@@ -157,9 +157,10 @@ struct Floats {
   struct Factors {};  // wgmma reads codes from shared memory
 };
 
-// bf16, as the file has it, for layers of which a warp has at most one tile of a product. It waits for slots of that
-// tile alone, and a barrier's parity does not tell it whether the slot before in the same place has arrived at all.
-// That has when the warp's last slot has, at most kProductWarps before: no part is on its way from so far before it.
+// bf16, as the file has it, for layers of which a warp has at most one tile of a product. A warp waits for slots of its
+// own tile alone, which are at most kProductWarps apart. The parity of a barrier is the same when the awaited copy has
+// arrived as while the copy before it into the same place, kSlots before, is on its way. The window excludes the
+// latter: when the warp's last slot was copied, all parts more than kMostWindow before it had arrived.
 struct Bf16 {
   static constexpr int kSlots = 12, kSlotBytes = kSlotParts * kRowBoxBytes,
                        kMostWindow = kSlotParts * (kSlots - kProductWarps), kInputBytes = 2;
