@@ -118,6 +118,8 @@ TEST_P(CudaLinearCrossEntropy, HasTheBitsOfItsParts) {
 INSTANTIATE_TEST_SUITE_P(Shapes, CudaLinearCrossEntropy,
                          testing::Values(Case{DType::bf16, 70, 128, 264, 70}, Case{DType::f32, 70, 36, 132, 70},
                                          Case{DType::bf16, 4160, 64, int64_t{1} << 17, 4096},
+                                         // Kept in registers, and a row that is no multiple of 16.
+                                         Case{DType::bf16, 40, 64, 70016, 40}, Case{DType::bf16, 40, 64, 70008, 40},
                                          Case{DType::bf16, 9, 64, 450000, 9}));
 
 }  // namespace

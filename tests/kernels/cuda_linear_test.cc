@@ -13,6 +13,7 @@
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/linear/product_test.h"
 #include "eadem/kernels/fusions.h"
 #include "eadem/kernels/linear.h"
 #include "tests/kernels/cuda_operands.h"
@@ -172,6 +173,41 @@ TEST(CudaLinear, QkvHasTheBitsOfThreeLinears) {
 TEST(CudaLinear, QkvOfSomeRowsHasTheBitsOfThreeLinears) {
   EADEM_SKIP_WITHOUT_HOPPER();
   expect_qkv_has_the_bits_of_three_linears({cuda::kLinearStreamLeast + 1, cuda::kLinearStreamMaxTokens});
+}
+
+// An algorithm is chosen by its time, and times differ from run to run.
+TEST(CudaLinear, TheFastestAlgorithmOfAGradientHasTheBitsOfTheFirst) {
+  if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  const std::shared_ptr<Device> opened = open_device("cuda");
+  auto& device = static_cast<CudaDevice&>(*opened);
+  constexpr int64_t kRows = 2048, kWorkspace = int64_t{32} << 20;
+  std::vector<CudaMatmulProblem> problems = {
+      {.in = 2048, .out = 512, .operands = DType::bf16, .result = DType::bf16, .form = MatmulForm::input_gradient},
+      {.in = 2048, .out = 512, .operands = DType::bf16, .form = MatmulForm::weight_gradient},
+      {.in = 2048, .out = 512, .form = MatmulForm::input_gradient}};
+  if (device.runs_hopper_kernels()) {
+    problems.push_back({.in = 2048, .out = 512, .result = DType::bf16, .e4m3 = true, .one_scale = true});
+    problems.push_back({.in = 2048, .out = 512, .e4m3 = true, .one_scale = true, .x_is_e5m2 = true});
+    problems.push_back({.in = 2048,
+                        .out = 512,
+                        .form = MatmulForm::weight_gradient,
+                        .e4m3 = true,
+                        .one_scale = true,
+                        .x_is_e5m2 = true});
+  }
+  CudaMatmul first(device.allocate(kWorkspace));
+  for (const CudaMatmulProblem& problem : problems) {
+    SCOPED_TRACE(testing::Message() << &problem - problems.data());
+    cuda::ProductTest test(device, problem, kRows);
+    first.run(first.plan(problem, kRows), test.expected(), device.stream());
+    const CudaMatmul::Plan& fastest = cuda::fastest_plan(device, problem, kRows);
+    EXPECT_GT(CudaMatmul::tested_microseconds(fastest), 0.0);
+    EXPECT_TRUE(test.time([&](const CudaMatmulCall& call) { device.matmul().run(fastest, call, device.stream()); }));
+    // The test can fail.
+    std::vector<uint8_t> changed(2, 1);
+    device.copy_from_host(test.expected().y, changed.data(), 2);
+    EXPECT_FALSE(test.time([&](const CudaMatmulCall& call) { device.matmul().run(fastest, call, device.stream()); }));
+  }
 }
 
 }  // namespace

@@ -49,6 +49,22 @@ __device__ inline void with_activation(ActivationKind kind, F&& f) {
   }
 }
 
+// The same on the host, where f launches a kernel that is compiled for the kind: it has no branch, and the registers
+// of one kind.
+template <typename F>
+cudaError_t launch_for_activation(ActivationKind kind, F&& f) {
+  using enum ActivationKind;
+  switch (kind) {
+    case silu: return f(std::integral_constant<ActivationKind, silu>());
+    case gelu: return f(std::integral_constant<ActivationKind, gelu>());
+    case gelu_tanh: return f(std::integral_constant<ActivationKind, gelu_tanh>());
+    case relu: return f(std::integral_constant<ActivationKind, relu>());
+    case sigmoid: return f(std::integral_constant<ActivationKind, sigmoid>());
+    case relu2: return f(std::integral_constant<ActivationKind, relu2>());
+  }
+  return cudaErrorInvalidValue;
+}
+
 // `activate` of neighbouring values.
 template <int kWidth>
 __device__ inline void activate(ActivationKind kind, float (&values)[kWidth]) {

@@ -12,6 +12,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "eadem/core/dtype.h"
 
@@ -38,26 +39,56 @@ __device__ inline float rounded(float value) {
   return load(&stored);
 }
 
-// Loads kWidth neighbouring elements at once: 1, or 4 or 8 at an address aligned to their size, but at most to
-// kVectorAlignment.
+// Packs two values rounded to bf16; `low` goes to the lower half.
+__device__ inline uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// The values of such a pair.
+__device__ inline float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ inline float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+// kWidth neighbouring elements as they are in memory: 1, or 4 or 8 at an address aligned to their size, but at most to
+// kVectorAlignment. Of bf16 they are words of two, which take one instruction a value to widen; elements take two.
 inline constexpr size_t kVectorAlignment = 32;
 template <typename T, int kWidth>
-__device__ inline void load_vector(float (&values)[kWidth], const T* p) {
-  struct alignas(sizeof(T) * kWidth < kVectorAlignment ? sizeof(T) * kWidth : kVectorAlignment) Vector {
-    T elements[kWidth];
-  };
-  const Vector vector = *reinterpret_cast<const Vector*>(p);
+struct alignas(sizeof(T) * kWidth < kVectorAlignment ? sizeof(T) * kWidth : kVectorAlignment) Vector {
+  static constexpr bool kPairs = std::is_same_v<T, bf16_t> && kWidth % 2 == 0;
+  std::conditional_t<kPairs, uint32_t, T> elements[kPairs ? kWidth / 2 : kWidth];
+};
+template <typename T, int kWidth>
+__device__ inline void widen(float (&values)[kWidth], const Vector<T, kWidth>& vector) {
 #pragma unroll
-  for (int n = 0; n < kWidth; ++n) values[n] = load(&vector.elements[n]);
+  for (int n = 0; n < kWidth; ++n)
+    if constexpr (Vector<T, kWidth>::kPairs)
+      values[n] = n % 2 == 0 ? low_bf16(vector.elements[n / 2]) : high_bf16(vector.elements[n / 2]);
+    else
+      values[n] = load(&vector.elements[n]);
+}
+template <typename T, int kWidth>
+__device__ inline Vector<T, kWidth> narrowed(const float (&values)[kWidth]) {
+  Vector<T, kWidth> vector;
+#pragma unroll
+  for (int n = 0; n < kWidth; ++n)
+    if constexpr (!Vector<T, kWidth>::kPairs)
+      store(&vector.elements[n], values[n]);
+    else if (n % 2 == 0)
+      vector.elements[n / 2] = pack_bf16(values[n], values[n + 1]);
+  return vector;
+}
+
+template <typename T, int kWidth>
+__device__ inline Vector<T, kWidth> vector_at(const T* p) {
+  return *reinterpret_cast<const Vector<T, kWidth>*>(p);
+}
+template <typename T, int kWidth>
+__device__ inline void load_vector(float (&values)[kWidth], const T* p) {
+  widen(values, vector_at<T, kWidth>(p));
 }
 template <typename T, int kWidth>
 __device__ inline void store_vector(T* p, const float (&values)[kWidth]) {
-  struct alignas(sizeof(T) * kWidth < kVectorAlignment ? sizeof(T) * kWidth : kVectorAlignment) Vector {
-    T elements[kWidth];
-  } vector;
-#pragma unroll
-  for (int n = 0; n < kWidth; ++n) store(&vector.elements[n], values[n]);
-  *reinterpret_cast<Vector*>(p) = vector;
+  *reinterpret_cast<Vector<T, kWidth>*>(p) = narrowed<T>(values);
 }
 
 // Loads element `i` of an array whose dtype is known only at run time; for operands off the hot path.

@@ -18,13 +18,13 @@ struct Add {
 struct Mul {
   __device__ float operator()(float a, float b) const { return a * b; }
 };
+template <ActivationKind kKind>
 struct Gate {
-  ActivationKind kind;
-  __device__ float operator()(float gate, float up) const { return activate(kind, gate) * up; }
+  __device__ float operator()(float gate, float up) const { return activate(kKind, gate) * up; }
 };
+template <ActivationKind kKind>
 struct Activate {
-  ActivationKind kind;
-  __device__ float operator()(float x) const { return activate(kind, x); }
+  __device__ float operator()(float x) const { return activate(kKind, x); }
 };
 struct Same {
   __device__ float operator()(float x) const { return x; }
@@ -51,19 +51,19 @@ struct ScaleGradient {
   }
 };
 
+template <ActivationKind kKind>
 struct ActivateGradient {
-  ActivationKind kind;
-  __device__ float operator()(float x, float dy) const { return dy * activation_slope(kind, x); }
+  __device__ float operator()(float x, float dy) const { return dy * activation_slope(kKind, x); }
 };
 
 // The gradients of a and b.
 struct MulGradients {
   __device__ float2 operator()(float a, float b, float dy) const { return {dy * b, dy * a}; }
 };
+template <ActivationKind kKind>
 struct GateGradients {
-  ActivationKind kind;
   __device__ float2 operator()(float gate, float up, float dy) const {
-    return {dy * up * activation_slope(kind, gate), dy * activate(kind, gate)};
+    return {dy * up * activation_slope(kKind, gate), dy * activate(kKind, gate)};
   }
 };
 
@@ -180,17 +180,20 @@ cudaError_t launch_elements(const UnaryParams& p, F f, cudaStream_t stream) {
 cudaError_t launch_add(const BinaryParams& p, cudaStream_t stream) { return launch_pairs(p, Add{}, stream); }
 cudaError_t launch_mul(const BinaryParams& p, cudaStream_t stream) { return launch_pairs(p, Mul{}, stream); }
 cudaError_t launch_gated_activation(const BinaryParams& p, ActivationKind kind, cudaStream_t stream) {
-  return launch_pairs(p, Gate{kind}, stream);
+  return launch_for_activation(
+      kind, [&](auto constant) { return launch_pairs(p, Gate<decltype(constant)::value>{}, stream); });
 }
 
 cudaError_t launch_mul_backward(const BinaryGradientParams& p, cudaStream_t stream) {
   return launch_gradients(p, MulGradients{}, stream);
 }
 cudaError_t launch_gated_activation_backward(const BinaryGradientParams& p, ActivationKind kind, cudaStream_t stream) {
-  return launch_gradients(p, GateGradients{kind}, stream);
+  return launch_for_activation(
+      kind, [&](auto constant) { return launch_gradients(p, GateGradients<decltype(constant)::value>{}, stream); });
 }
 cudaError_t launch_activation_backward(const BinaryParams& p, ActivationKind kind, cudaStream_t stream) {
-  return launch_pairs(p, ActivateGradient{kind}, stream);
+  return launch_for_activation(
+      kind, [&](auto constant) { return launch_pairs(p, ActivateGradient<decltype(constant)::value>{}, stream); });
 }
 
 cudaError_t launch_scale(const UnaryParams& p, const ScaleAttrs& attrs, cudaStream_t stream) {
@@ -208,7 +211,8 @@ cudaError_t launch_activation(const UnaryParams& p, ActivationKind kind, cudaStr
   if (p.size == 0) return cudaSuccess;
   return with_f32_or_bf16(p.x_dtype, [&](auto element) {
     using T = decltype(element);
-    return launch_elements<T, T>(p, Activate{kind}, stream);
+    return launch_for_activation(
+        kind, [&](auto constant) { return launch_elements<T, T>(p, Activate<decltype(constant)::value>{}, stream); });
   });
 }
 

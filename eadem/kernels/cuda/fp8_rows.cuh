@@ -43,7 +43,7 @@ __device__ inline float without_subnormals(float quotient) {
 }
 
 // Divides by the scale of a row, correctly rounded; by one that is not positive, with 0 as the result. It has no
-// division, whose rare cases are function calls.
+// division, whose rare cases are function calls, and no branch for each value, for which others would wait.
 class Divisor {
  public:
   __device__ explicit Divisor(float scale)
@@ -57,16 +57,29 @@ class Divisor {
     inverse_ = fmaf(fmaf(-scale_, approximate, 1.0f), approximate, approximate);
   }
   __device__ float operator()(float value) const {
-    if (factor_ != 1.0f) {
-      if (factor_ == 0.0f) return 0.0f;
-      value *= factor_;
-    }
+    const float quotient = usual(value * factor_);
+    return factor_ == 0.0f ? 0.0f : quotient;
+  }
+  // Whether `usual` divides as well.
+  __device__ bool is_usual() const { return factor_ == 1.0f; }
+  __device__ float usual(float value) const {
     // Each correction leaves less than one unit of the last place, the second with the right rounding (Markstein 1990).
     // Where a remainder underflows, the quotient's code is 0.
     float quotient = value * inverse_;
     quotient = fmaf(fmaf(-quotient, scale_, value), inverse_, quotient);
     quotient = fmaf(fmaf(-quotient, scale_, value), inverse_, quotient);
     return copysignf(quotient, value);  // the corrections make a negative zero positive
+  }
+  // Divides all values.
+  template <int kWidth>
+  __device__ void divide(float (&values)[kWidth]) const {
+    if (is_usual()) {
+#pragma unroll
+      for (int n = 0; n < kWidth; ++n) values[n] = usual(values[n]);
+    } else {
+#pragma unroll
+      for (int n = 0; n < kWidth; ++n) values[n] = (*this)(values[n]);
+    }
   }
 
  private:
@@ -100,11 +113,14 @@ __device__ inline void store_codes(uint8_t* codes, const float (&values)[8], flo
 // The same by fewer instructions a value, for kernels that have many rows: a Divisor takes longer to make.
 inline constexpr int kFewQuantizedRows = 256;
 __device__ inline void store_codes(uint8_t* codes, const float (&values)[8], const Divisor& divided) {
+  float quotients[8];
+#pragma unroll
+  for (int n = 0; n < 8; ++n) quotients[n] = values[n];
+  divided.divide(quotients);
   uint32_t words[2] = {0, 0};
 #pragma unroll
   for (int n = 0; n < 8; n += 2)
-    words[n / 4] |= e4m3_codes(without_subnormals(divided(values[n])), without_subnormals(divided(values[n + 1])))
-                    << (n % 4 * 8);
+    words[n / 4] |= e4m3_codes(without_subnormals(quotients[n]), without_subnormals(quotients[n + 1])) << (n % 4 * 8);
   *reinterpret_cast<uint2*>(codes) = make_uint2(words[0], words[1]);
 }
 

@@ -568,8 +568,13 @@ inline constexpr int64_t kIntegerTurnTile = 64;
 // Fills `size` values with random signs, mantissas and exponents.
 [[nodiscard]] cudaError_t launch_fill_test_values(void* values, DType dtype, int64_t size, uint64_t seed,
                                                   cudaStream_t stream);
-// Fills `size` codes of e4m3 at random, none of them NaN.
-[[nodiscard]] cudaError_t launch_fill_test_codes(uint8_t* codes, int64_t size, uint64_t seed, cudaStream_t stream);
+// Fills `size` codes of 8-bit floats at random: the magnitudes are the integers from first to last.
+struct TestCodes {
+  uint8_t first, last;
+};
+inline constexpr TestCodes kE4m3TestCodes = {0x00, 0x7e}, kE5m2TestCodes = {0x1c, 0x5b};  // all; 2^-8 to 2^8
+[[nodiscard]] cudaError_t launch_fill_test_codes(uint8_t* codes, int64_t size, TestCodes range, uint64_t seed,
+                                                 cudaStream_t stream);
 // Adds to *count, in device memory, how many of the 16-bit words of a and b differ. size_bytes is even.
 [[nodiscard]] cudaError_t launch_count_unequal(const void* a, const void* b, int64_t size_bytes, uint32_t* count,
                                                cudaStream_t stream);

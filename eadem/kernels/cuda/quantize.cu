@@ -71,30 +71,23 @@ cudaError_t launch_row(const QuantizeRowsParams& p, cudaStream_t stream) {
 // Many rows: a block has one, and a thread keeps its vectors as they are in memory; all its loads come first.
 constexpr int kManyThreads = 256, kManyStride = kManyThreads * kWidth, kMostVectors = 8;
 
-// Eight neighbouring values as they are in memory.
-template <typename T>
-struct alignas(sizeof(T) * kWidth < kVectorAlignment ? sizeof(T) * kWidth : kVectorAlignment) RawVector {
-  T elements[kWidth];
-};
-
 template <typename T, int kVectors>
 __global__ void __launch_bounds__(kManyThreads) quantize_many_rows(QuantizeRowsParams p) {
   const int64_t row = blockIdx.x, offset = row * p.columns;
   const int first = static_cast<int>(threadIdx.x) * kWidth, columns = static_cast<int>(p.columns);
   const T* x = static_cast<const T*>(p.x) + offset;
-  RawVector<T> kept[kVectors];
+  Vector<T, kWidth> kept[kVectors];
   allow_next_kernel();
   wait_for_earlier_kernels();
 #pragma unroll
   for (int v = 0; v < kVectors; ++v)
-    if (first + v * kManyStride < columns)
-      kept[v] = *reinterpret_cast<const RawVector<T>*>(x + first + v * kManyStride);
+    if (first + v * kManyStride < columns) kept[v] = vector_at<T, kWidth>(x + first + v * kManyStride);
   float values[kWidth];
   uint32_t largest = 0;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v)
     if (first + v * kManyStride < columns) {
-      load_vector(values, kept[v].elements);
+      widen(values, kept[v]);
       largest = largest_magnitude(largest, values);
     }
   const float scale = e4m3_scale(largest);
@@ -103,7 +96,7 @@ __global__ void __launch_bounds__(kManyThreads) quantize_many_rows(QuantizeRowsP
 #pragma unroll
   for (int v = 0; v < kVectors; ++v)
     if (first + v * kManyStride < columns) {
-      load_vector(values, kept[v].elements);
+      widen(values, kept[v]);
       store_codes(p.codes + offset + first + v * kManyStride, values, divided);
     }
 }

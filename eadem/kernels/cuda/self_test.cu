@@ -19,11 +19,11 @@ __global__ void fill_test_values(void* values, DType dtype, int64_t size, uint64
   store_any(values, dtype, i, words[2] % 2 == 0 ? value : -value);
 }
 
-__global__ void fill_test_codes(uint8_t* codes, int64_t size, uint64_t seed) {
+__global__ void fill_test_codes(uint8_t* codes, int64_t size, TestCodes range, uint64_t seed) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= size) return;
   const uint32_t word = philox4x32(seed, static_cast<uint64_t>(i)).words[0];
-  codes[i] = static_cast<uint8_t>((word >> 8 & 0x80u) | word % 0x7fu);
+  codes[i] = static_cast<uint8_t>((word >> 8 & 0x80u) | (range.first + word % (range.last - range.first + 1u)));
 }
 
 __global__ void count_unequal(const uint16_t* a, const uint16_t* b, int64_t size, uint32_t* count) {
@@ -41,9 +41,9 @@ cudaError_t launch_fill_test_values(void* values, DType dtype, int64_t size, uin
   return cudaGetLastError();
 }
 
-cudaError_t launch_fill_test_codes(uint8_t* codes, int64_t size, uint64_t seed, cudaStream_t stream) {
+cudaError_t launch_fill_test_codes(uint8_t* codes, int64_t size, TestCodes range, uint64_t seed, cudaStream_t stream) {
   if (size == 0) return cudaSuccess;
-  fill_test_codes<<<num_blocks(size), kThreads, 0, stream>>>(codes, size, seed);
+  fill_test_codes<<<num_blocks(size), kThreads, 0, stream>>>(codes, size, range, seed);
   return cudaGetLastError();
 }
 

@@ -14,9 +14,9 @@
 // occupies.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include <cstdint>
+
+#include "eadem/kernels/cuda/device_math.cuh"
 
 namespace eadem::kernels::cuda {
 
@@ -103,16 +103,6 @@ __device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, u
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-
-// Packs two values rounded to bf16; `low` goes to the lower half.
-__device__ inline uint32_t pack_bf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
-// The values of such a pair.
-__device__ inline float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ inline float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 // --- Copies of 16 bytes by one thread (sm_80). If not `wanted`, nothing is read and zeros are written.
 

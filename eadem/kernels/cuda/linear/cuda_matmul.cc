@@ -231,9 +231,8 @@ bool CudaMatmul::takes(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, 
   return status == CUBLAS_STATUS_SUCCESS && checked.workspaceSize <= static_cast<size_t>(workspace_.size_bytes());
 }
 
-const CudaMatmul::Plan& CudaMatmul::plan(const CudaMatmulProblem& problem, int64_t rows) {
-  Plan& plan = plan_for(problem, 0);
-  if (plan.chosen) return plan;
+std::vector<cublasLtMatmulAlgo_t> CudaMatmul::choose_first(Plan& plan, int64_t rows) {
+  const CudaMatmulProblem& problem = plan.problem;
   std::vector<cublasLtMatmulAlgo_t> offered = algorithms(plan, rows);
   // Of a small gradient with a long sum the library may offer split-K alone. Algorithms for a shorter sum serve as
   // well.
@@ -257,6 +256,35 @@ const CudaMatmul::Plan& CudaMatmul::plan(const CudaMatmulProblem& problem, int64
   if (found != offered.end()) plan.any_rows = *found;
   plan.chosen_rows = rows;
   plan.chosen = true;
+  return offered;
+}
+
+void CudaMatmul::choose_fastest(Plan& plan, std::vector<cublasLtMatmulAlgo_t> offered, int64_t rows, Test test,
+                                cudaStream_t stream) {
+  constexpr size_t kMostTested = 8;
+  if (offered.size() > kMostTested) offered.resize(kMostTested);
+  std::optional<double> least;
+  for (const cublasLtMatmulAlgo_t& algorithm : offered) {
+    const std::optional<double> microseconds =
+        test(rows, [&](const CudaMatmulCall& tested) { launch(plan, algorithm, tested, stream); });
+    if (!microseconds || (least && *least <= *microseconds)) continue;
+    least = microseconds;
+    plan.tested_microseconds = *microseconds;
+    plan.algo = algorithm;
+  }
+}
+
+const CudaMatmul::Plan& CudaMatmul::plan(const CudaMatmulProblem& problem, int64_t rows) {
+  Plan& plan = plan_for(problem, 0);
+  if (!plan.chosen) choose_first(plan, rows);
+  return plan;
+}
+
+const CudaMatmul::Plan& CudaMatmul::fastest_plan(const CudaMatmulProblem& problem, int64_t rows, Test test,
+                                                 cudaStream_t stream) {
+  EADEM_CHECK(!needs_one_algorithm(problem), "of a product that needs one algorithm");
+  Plan& plan = plan_for(problem, 0);
+  if (!plan.chosen) choose_fastest(plan, choose_first(plan, rows), rows, test, stream);
   return plan;
 }
 
@@ -267,16 +295,7 @@ CudaMatmul::ExactPlans CudaMatmul::exact_plans(const CudaMatmulProblem& problem,
     const int64_t rows = kRowRanges[range];
     Plan& plan = plan_for(problem, rows);
     if (!plan.chosen) {
-      constexpr size_t kMostTested = 8;
-      std::vector<cublasLtMatmulAlgo_t> offered = algorithms(plan, rows);
-      if (offered.size() > kMostTested) offered.resize(kMostTested);
-      for (const cublasLtMatmulAlgo_t& algorithm : offered) {
-        const std::optional<double> microseconds =
-            test(rows, [&](const CudaMatmulCall& tested) { launch(plan, algorithm, tested, stream); });
-        if (!microseconds || (plan.algo && plan.tested_microseconds <= *microseconds)) continue;
-        plan.tested_microseconds = *microseconds;
-        plan.algo = algorithm;
-      }
+      choose_fastest(plan, algorithms(plan, rows), rows, test, stream);
       plan.chosen = true;
     }
     if (plan.algo) result[range] = &plan;

@@ -8,7 +8,7 @@
 //                (Gradients of other numbers of rows may take another one, as may products whose operands have one
 //                scale: their bits depend on the step anyway.)
 //   exact_plans  chooses for each range of rows (kRowRanges) the fastest of those whose bits the caller finds equal to
-//                its own kernel's.
+//                its own kernel's. fastest_plan does so for one number of rows, where `plan` may take any algorithm.
 // With either, a row's bits do not depend on the rows beside it.
 #pragma once
 
@@ -79,12 +79,15 @@ class CudaMatmul {
   const Plan& plan(const CudaMatmulProblem& problem, int64_t rows = kHeuristicRows);
 
   // The caller's test of an algorithm. It calls `product` any number of times, on the device's stream, and returns
-  // nothing if any bit differs from the caller's own kernel, or if that is an alternative and is as fast. Else it
-  // returns the time of one product of `rows` rows in microseconds, less that of the alternative.
+  // nothing if any bit differs from what the caller wants, or if a kernel of the caller's is an alternative and is as
+  // fast. Else it returns the time of one product of `rows` rows in microseconds, less that of the alternative.
   using Product = FunctionRef<void(const CudaMatmulCall& call)>;
   using Test = FunctionRef<std::optional<double>(int64_t rows, Product product)>;
   // The plan of each range of rows, null where no algorithm passed the test.
   using ExactPlans = std::array<const Plan*, kRowRanges.size()>;
+  // The same as `plan`, of a gradient or a product with one scale, but with the fastest algorithm that passes the test;
+  // the library's first choice is tested first. Throws DeviceError.
+  const Plan& fastest_plan(const CudaMatmulProblem& problem, int64_t rows, Test test, cudaStream_t stream);
   // The plans of the ranges that `most_rows` rows reach into. `test` is called for ranges that no earlier call asked
   // for. Throws DeviceError.
   ExactPlans exact_plans(const CudaMatmulProblem& problem, int64_t most_rows, Test test, cudaStream_t stream);
@@ -109,6 +112,11 @@ class CudaMatmul {
   // Sets the number of rows in a plan's layouts.
   static void set_rows(const Plan& plan, int64_t rows);
   std::vector<cublasLtMatmulAlgo_t> algorithms(Plan& plan, int64_t rows);
+  // Chooses by the library's order; returns what it offered.
+  std::vector<cublasLtMatmulAlgo_t> choose_first(Plan& plan, int64_t rows);
+  // Chooses the fastest of those that pass; leaves the choice as it is if none does.
+  void choose_fastest(Plan& plan, std::vector<cublasLtMatmulAlgo_t> offered, int64_t rows, Test test,
+                      cudaStream_t stream);
   // Whether the algorithm computes the problem for `rows` rows.
   bool takes(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, int64_t rows) const;
   void launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const CudaMatmulCall& call, cudaStream_t stream);

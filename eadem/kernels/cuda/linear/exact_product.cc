@@ -9,6 +9,7 @@
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/cuda/linear/fragment_blocks.h"
 #include "eadem/kernels/cuda/linear/int8_chunks.h"
+#include "eadem/kernels/cuda/linear/product_test.h"
 #include "eadem/kernels/cuda/support.h"
 
 namespace eadem::kernels::cuda {
@@ -121,112 +122,28 @@ void compute_rows(CudaDevice& device, const LinearParams& p, const FragmentLayou
         {layout});
 }
 
-// Random operands of a problem, and the bits that the kernels of this backend give for them. There are `rows` rows, or
-// as many as fit kTestBytes.
-class ProductTest {
- public:
-  ProductTest(CudaDevice& device, const CudaMatmulProblem& problem, int64_t rows)
-      : device_(device), stream_(device.stream()) {
-    constexpr int64_t kTestBytes = int64_t{512} << 20;
-    const int64_t x_size = problem.e4m3 ? 1 : static_cast<int64_t>(dtype_size(problem.operands));
-    const auto y_size = static_cast<int64_t>(dtype_size(problem.result));
-    rows = std::clamp<int64_t>(kTestBytes / (problem.in * x_size + 2 * problem.out * y_size), kLinearStreamMaxTokens,
-                               rows);
-    y_bytes_ = rows * problem.out * y_size;
-    if (problem.e4m3) {
-      x_ = filled_with_codes(rows * problem.in, 1), weight_ = filled_with_codes(problem.out * problem.in, 2);
-      x_scales_ = filled(DType::f32, rows, 4), weight_scales_ = filled(DType::f32, problem.out, 5);
-    } else {
-      x_ = filled(problem.operands, rows * problem.in, 1);
-      weight_ = filled(problem.operands, problem.out * problem.in, 2);
-    }
-    if (problem.bias) bias_ = filled(problem.result, problem.out, 3);
-    expected_ = device.allocate(y_bytes_), y_ = device.allocate(y_bytes_);
-    count_ = device.allocate(sizeof(uint32_t));
-    LinearParams p{.x = x_.data(),
-                   .weight = weight_.data(),
-                   .bias = bias_.data(),
-                   .y = expected_.data(),
-                   .tokens = rows,
-                   .in = problem.in,
-                   .out = problem.out,
-                   .x_dtype = problem.operands,
-                   .weight_dtype = problem.operands,
-                   .bias_dtype = problem.result,
-                   .y_dtype = problem.result,
-                   .x_scales = static_cast<const float*>(x_scales_.data()),
-                   .weight_scales = static_cast<const float*>(weight_scales_.data())};
-    compute_rows(device, p, nullptr);
-    own_ = p;
-    p.y = y_.data();
-    call_ = matmul_call(p);
-    // Few rows read a weight that no cache has.
-    if (rows <= kLinearStreamMaxTokens) flushed_ = device.allocate(kFlushedBytes);
-  }
+// As many rows as a test has memory for, and `rows` at most.
+int64_t tested_rows_of(const CudaMatmulProblem& problem, int64_t rows) {
+  constexpr int64_t kTestBytes = int64_t{512} << 20;
+  const int64_t row_bytes = ProductTest::bytes_of(problem, 1) - ProductTest::bytes_of(problem, 0);
+  return std::clamp<int64_t>(kTestBytes / row_bytes, kLinearStreamMaxTokens, rows);
+}
 
-  // Returns the time of `product` in microseconds if it gives these bits, or nothing if any bit differs.
-  std::optional<double> time(CudaMatmul::Product product) {
-    device_.fill_zero(count_.data(), sizeof(uint32_t));
-    device_.fill_zero(y_.data(), y_bytes_);
-    product(call_);
-    EADEM_CUDA_CALL(
-        launch_count_unequal(expected_.data(), y_.data(), y_bytes_, static_cast<uint32_t*>(count_.data()), stream_));
-    uint32_t unequal = 0;
-    device_.copy_to_host(&unequal, count_.data(), sizeof(unequal));
-    if (unequal != 0) return std::nullopt;
-
-    return microseconds([&] { product(call_); });
-  }
-
-  // The time of the kernels of this backend.
-  double own_time() {
-    return microseconds([&] { compute_rows(device_, own_, nullptr); });
-  }
-
- private:
-  Buffer filled(DType dtype, int64_t size, uint64_t seed) {
-    Buffer buffer = device_.allocate(size * static_cast<int64_t>(dtype_size(dtype)));
-    EADEM_CUDA_CALL(launch_fill_test_values(buffer.data(), dtype, size, seed, stream_));
-    return buffer;
-  }
-
-  double microseconds(FunctionRef<void()> run) {
-    constexpr int kRepeat = 3;
-    const auto make_event = [] {
-      cudaEvent_t event = nullptr;
-      EADEM_CUDA_CALL(cudaEventCreate(&event));
-      return CudaHandle<cudaEvent_t, cudaEventDestroy>(event);
-    };
-    const auto begin = make_event(), end = make_event();
-    double total = 0;
-    for (int i = 0; i < kRepeat; ++i) {
-      if (flushed_.data() != nullptr) device_.fill_zero(flushed_.data(), kFlushedBytes);
-      EADEM_CUDA_CALL(cudaEventRecord(begin.get(), stream_));
-      run();
-      EADEM_CUDA_CALL(cudaEventRecord(end.get(), stream_));
-      EADEM_CUDA_CALL(cudaEventSynchronize(end.get()));
-      float milliseconds = 0.0f;
-      EADEM_CUDA_CALL(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()));
-      total += 1e3 * static_cast<double>(milliseconds);
-    }
-    return total / kRepeat;
-  }
-
-  Buffer filled_with_codes(int64_t size, uint64_t seed) {
-    Buffer buffer = device_.allocate(size);
-    EADEM_CUDA_CALL(launch_fill_test_codes(static_cast<uint8_t*>(buffer.data()), size, seed, stream_));
-    return buffer;
-  }
-
-  CudaDevice& device_;
-  cudaStream_t stream_;
-  Buffer x_, weight_, bias_, expected_, y_, count_, x_scales_, weight_scales_;
-  int64_t y_bytes_ = 0;
-  LinearParams own_;
-  CudaMatmulCall call_;
-  static constexpr int64_t kFlushedBytes = int64_t{128} << 20;  // more than any L2 cache
-  Buffer flushed_;                                              // for few rows
-};
+LinearParams linear_params(const CudaMatmulProblem& problem, const CudaMatmulCall& call) {
+  return {.x = call.x,
+          .weight = call.weight,
+          .bias = call.bias,
+          .y = call.y,
+          .tokens = call.rows,
+          .in = problem.in,
+          .out = problem.out,
+          .x_dtype = problem.operands,
+          .weight_dtype = problem.operands,
+          .bias_dtype = problem.result,
+          .y_dtype = problem.result,
+          .x_scales = call.x_scales,
+          .weight_scales = call.weight_scales};
+}
 
 // A decoded weight may take this much, which the head of a large vocabulary exceeds; it has few rows to compute.
 constexpr int64_t kMostDecodedBytes = int64_t{512} << 20;
@@ -266,9 +183,11 @@ ExactProduct::ExactProduct(CudaDevice& device, const KernelRequest& request)
       [&](int64_t rows, CudaMatmul::Product product) {
         if (rows != tested_rows) {
           test.reset();  // frees its memory first
-          test.emplace(device, problem, rows);
+          test.emplace(device, problem, tested_rows_of(problem, rows));
           tested_rows = rows;
-          if (rows <= kLinearStreamMaxTokens) own = test->own_time();
+          const LinearParams params = linear_params(problem, test->expected());
+          compute_rows(device, params, nullptr);
+          if (rows <= kLinearStreamMaxTokens) own = test->microseconds([&] { compute_rows(device, params, nullptr); });
         }
         const std::optional<double> time = test->time(product);
         if (rows > kLinearStreamMaxTokens || !time) return time;

@@ -38,10 +38,10 @@ __global__ void __launch_bounds__(kThreads) quantize_blocks(QuantizeBlocksParams
   for (int turn = 0; turn < kTurns; ++turn) {
     const int64_t row = first_row + turn * kRowsAtOnce;
     if (row >= p.rows || column >= p.columns) continue;
+    divided.divide(values[turn]);
     uint32_t words[2] = {0, 0};
 #pragma unroll
-    for (int n = 0; n < kWidth; n += 2)
-      words[n / 4] |= e4m3_codes(divided(values[turn][n]), divided(values[turn][n + 1])) << (n % 4 * 8);
+    for (int n = 0; n < kWidth; n += 2) words[n / 4] |= e4m3_codes(values[turn][n], values[turn][n + 1]) << (n % 4 * 8);
     *reinterpret_cast<uint2*>(p.codes + row * p.columns + column) = make_uint2(words[0], words[1]);
   }
 }

@@ -16,6 +16,7 @@
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/linear/fp8_tensor.h"
 #include "eadem/kernels/cuda/linear/logit_chunks.h"
+#include "eadem/kernels/cuda/linear/product_test.h"
 #include "eadem/kernels/cuda/support.h"
 #include "eadem/kernels/training/cross_entropy.h"
 
@@ -84,8 +85,8 @@ struct HeadLogits {
       : vocab(request.inputs[HeadPort::weight].fixed(0)),
         hidden(request.inputs[HeadPort::weight].fixed(1)),
         most_rows(logit_chunk_rows(vocab, request.inputs[HeadPort::x].dim(0).bind(request.bounds))),
-        plan(&device.matmul().plan({.in = hidden, .out = vocab, .result = DType::f32, .e4m3 = true, .one_scale = true},
-                                   most_rows)) {}
+        plan(&fastest_plan(device, {.in = hidden, .out = vocab, .result = DType::f32, .e4m3 = true, .one_scale = true},
+                           most_rows)) {}
 
   int64_t bytes() const { return scratch_multiple(most_rows * vocab * static_cast<int64_t>(sizeof(float))); }
 
@@ -141,22 +142,24 @@ struct HeadGradients {
         scale_begin(transposed_begin + scratch_multiple(group_rows * logits.vocab)) {
     // dx is a product of dlogits with the transposed weight.
     if (const TensorType& type = request.outputs[HeadPort::dx]; !is_unconnected(type))
-      dx = &device.matmul().plan({.in = logits.vocab,
-                                  .out = logits.hidden,
-                                  .result = type.dtype,
-                                  .e4m3 = true,
-                                  .one_scale = true,
-                                  .x_is_e5m2 = true},
-                                 logits.most_rows);
+      dx = &fastest_plan(device,
+                         {.in = logits.vocab,
+                          .out = logits.hidden,
+                          .result = type.dtype,
+                          .e4m3 = true,
+                          .one_scale = true,
+                          .x_is_e5m2 = true},
+                         logits.most_rows);
     if (!is_unconnected(request.outputs[HeadPort::dweight]))
-      dweight = &device.matmul().plan({.in = logits.hidden,
-                                       .out = logits.vocab,
-                                       .result = DType::f32,
-                                       .form = MatmulForm::weight_gradient,
-                                       .e4m3 = true,
-                                       .one_scale = true,
-                                       .x_is_e5m2 = true},
-                                      group_rows);
+      dweight = &fastest_plan(device,
+                              {.in = logits.hidden,
+                               .out = logits.vocab,
+                               .result = DType::f32,
+                               .form = MatmulForm::weight_gradient,
+                               .e4m3 = true,
+                               .one_scale = true,
+                               .x_is_e5m2 = true},
+                              group_rows);
   }
 
   // Whole chunks whose codes are 2 GB at most, and one at least; padded if it is all rows.

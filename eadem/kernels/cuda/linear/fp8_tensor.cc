@@ -13,6 +13,7 @@
 
 #include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/kernels/cuda/kernels.h"
+#include "eadem/kernels/cuda/linear/product_test.h"
 #include "eadem/kernels/cuda/support.h"
 #include "eadem/kernels/linear.h"
 
@@ -99,13 +100,14 @@ PlanPtr prepare_tensor_product(const KernelRequest& request, Context& context) {
   CudaDevice& device = static_cast<CudaDevice&>(context.device);
   const TensorType& weight = request.inputs[TensorPort::weight];
   const CudaMatmul::Plan* plan =
-      &device.matmul().plan({.in = weight.fixed(1),
-                             .out = weight.fixed(0),
-                             .result = request.outputs[0].dtype,
-                             .bias = !is_unconnected(request.inputs[TensorPort::bias]),
-                             .e4m3 = true,
-                             .one_scale = true},
-                            std::max<int64_t>(request.inputs[TensorPort::x].dim(0).bind(request.bounds), 1));
+      &fastest_plan(device,
+                    {.in = weight.fixed(1),
+                     .out = weight.fixed(0),
+                     .result = request.outputs[0].dtype,
+                     .bias = !is_unconnected(request.inputs[TensorPort::bias]),
+                     .e4m3 = true,
+                     .one_scale = true},
+                    std::max<int64_t>(request.inputs[TensorPort::x].dim(0).bind(request.bounds), 1));
   return make_plan([&device, plan](const KernelCall& call) {
     const TensorView &x = call.inputs[TensorPort::x], &weight = call.inputs[TensorPort::weight];
     device.matmul().run(*plan,
@@ -126,23 +128,25 @@ PlanPtr prepare_tensor_gradients(const KernelRequest& request, Context& context)
   const int64_t most_rows = std::max<int64_t>(request.inputs[TensorPort::dy].dim(0).bind(request.bounds), 1);
   // dx is a product of dy with the transposed weight.
   const CudaMatmul::Plan* of_x = is_unconnected(dx) ? nullptr
-                                                    : &device.matmul().plan({.in = weight.fixed(0),
-                                                                             .out = weight.fixed(1),
-                                                                             .result = dx.dtype,
-                                                                             .e4m3 = true,
-                                                                             .one_scale = true,
-                                                                             .x_is_e5m2 = true},
-                                                                            most_rows);
+                                                    : &fastest_plan(device,
+                                                                    {.in = weight.fixed(0),
+                                                                     .out = weight.fixed(1),
+                                                                     .result = dx.dtype,
+                                                                     .e4m3 = true,
+                                                                     .one_scale = true,
+                                                                     .x_is_e5m2 = true},
+                                                                    most_rows);
   const CudaMatmul::Plan* of_weight = is_unconnected(request.outputs[TensorPort::dweight])
                                           ? nullptr
-                                          : &device.matmul().plan({.in = weight.fixed(1),
-                                                                   .out = weight.fixed(0),
-                                                                   .result = DType::f32,
-                                                                   .form = MatmulForm::weight_gradient,
-                                                                   .e4m3 = true,
-                                                                   .one_scale = true,
-                                                                   .x_is_e5m2 = true},
-                                                                  Fp8TensorEncoding::padded_rows(most_rows));
+                                          : &fastest_plan(device,
+                                                          {.in = weight.fixed(1),
+                                                           .out = weight.fixed(0),
+                                                           .result = DType::f32,
+                                                           .form = MatmulForm::weight_gradient,
+                                                           .e4m3 = true,
+                                                           .one_scale = true,
+                                                           .x_is_e5m2 = true},
+                                                          Fp8TensorEncoding::padded_rows(most_rows));
   return make_plan([&device, of_x, of_weight](const KernelCall& call) {
     const TensorView &x = call.inputs[TensorPort::x], &weight = call.inputs[TensorPort::weight],
                      &dy = call.inputs[TensorPort::dy];

@@ -19,26 +19,16 @@ constexpr int kThreads = 256, kWidth = 8;
 constexpr int kSide = 128;  // of a tile; its codes are 16 KB
 constexpr int kRowThreads = kSide / kWidth, kRowsAtOnce = kThreads / kRowThreads, kTurns = kSide / kRowsAtOnce;
 
-// Neighbouring values as they are in memory.
 template <typename T>
-struct alignas(16) Kept {
-  T values[kWidth];
-};
+using Kept = Vector<T, kWidth>;
 template <typename T>
 __device__ Kept<T> kept_at(const T* p) {
-  return *reinterpret_cast<const Kept<T>*>(p);
+  return vector_at<T, kWidth>(p);
 }
+// Values as they are once they have been stored.
 template <typename T>
-__device__ void widen(float (&values)[kWidth], const Kept<T>& kept) {
-#pragma unroll
-  for (int n = 0; n < kWidth; ++n) values[n] = load(&kept.values[n]);
-}
-// A value as it is once it has been stored.
-template <typename T>
-__device__ float stored(float value) {
-  T element;
-  store(&element, value);
-  return load(&element);
+__device__ void round_to(float (&values)[kWidth]) {
+  widen(values, narrowed<T>(values));
 }
 
 // A source makes the values that a kernel rounds: kWidth neighbours in each of kOutputs matrices, from what it loads.
@@ -53,34 +43,32 @@ struct PlainValues {
   __device__ void make(float (&values)[1][kWidth], const Loaded& loaded) const { widen(values[0], loaded); }
 };
 
-template <typename T>
+template <typename T, ActivationKind kKind>
 struct GatedValues {
   static constexpr int kOutputs = 1, kAtOnce = 2, kBlocks = 3;
   struct Loaded {
     Kept<T> gate, up;
   };
   const T *gate, *up;
-  ActivationKind kind;
 
   __device__ Loaded load_at(int64_t i) const { return {kept_at(gate + i), kept_at(up + i)}; }
   __device__ void make(float (&values)[1][kWidth], const Loaded& loaded) const {
     float factors[kWidth];
     widen(values[0], loaded.gate);
     widen(factors, loaded.up);
-    activate(kind, values[0]);
 #pragma unroll
-    for (int n = 0; n < kWidth; ++n) values[0][n] = stored<T>(values[0][n] * factors[n]);
+    for (int n = 0; n < kWidth; ++n) values[0][n] = activate(kKind, values[0][n]) * factors[n];
+    round_to<T>(values[0]);
   }
 };
 
-template <typename T>
+template <typename T, ActivationKind kKind>
 struct GatedGradientValues {
-  static constexpr int kOutputs = 2, kAtOnce = 2, kBlocks = 2;
+  static constexpr int kOutputs = 2, kAtOnce = 2, kBlocks = sizeof(T) == 2 ? 3 : 2;
   struct Loaded {
     Kept<T> gate, up, dy;
   };
   const T *gate, *up, *dy;
-  ActivationKind kind;
 
   __device__ Loaded load_at(int64_t i) const { return {kept_at(gate + i), kept_at(up + i), kept_at(dy + i)}; }
   __device__ void make(float (&values)[2][kWidth], const Loaded& loaded) const {
@@ -88,13 +76,13 @@ struct GatedGradientValues {
     widen(gates, loaded.gate);
     widen(ups, loaded.up);
     widen(dys, loaded.dy);
-    with_activation(kind, [&](auto constant) {
 #pragma unroll
-      for (int n = 0; n < kWidth; ++n) {
-        values[0][n] = stored<T>(dys[n] * ups[n] * activation_slope(decltype(constant)::value, gates[n]));
-        values[1][n] = stored<T>(dys[n] * activate(decltype(constant)::value, gates[n]));
-      }
-    });
+    for (int n = 0; n < kWidth; ++n) {
+      values[0][n] = dys[n] * ups[n] * activation_slope(kKind, gates[n]);
+      values[1][n] = dys[n] * activate(kKind, gates[n]);
+    }
+    round_to<T>(values[0]);
+    round_to<T>(values[1]);
   }
 };
 
@@ -120,7 +108,7 @@ int parts_of(int64_t values) {
 
 // parts[block]: the largest magnitude of its values as an integer. Nothing where the scales are given.
 template <typename Source>
-__global__ void __launch_bounds__(kThreads) find_largest(Source source, Targets<Source::kOutputs> targets) {
+__global__ void __launch_bounds__(kThreads, 2) find_largest(Source source, Targets<Source::kOutputs> targets) {
   constexpr int kOutputs = Source::kOutputs, kLoads = kOutputs == 1 ? 4 : 1;  // before the first is used
   wait_for_earlier_kernels();
   bool all_have = true;
@@ -230,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocks)
 #pragma unroll
     for (int turn = 0; turn < kAtOnce; ++turn) {
       const int in_tile = own_row + (first + turn) * kRowsAtOnce;
-      uint2 words[kOutputs] = {};
+      uint32_t words[kOutputs][kWidth / 4] = {};
       if (is_inside(in_tile)) {
         float values[kOutputs][kWidth];
         source.make(values, loaded[turn]);
@@ -238,14 +226,14 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocks)
         for (int o = 0; o < kOutputs; ++o) {
           const uint32_t largest = largest_bits(0, values[o]);
           seen[o] = max(seen[o], largest);
-          words[o] = rounders[o].words(values[o], largest);
-          *reinterpret_cast<uint2*>(targets.to[o].codes + place_of(in_tile)) = words[o];
+          rounders[o].round(words[o], values[o], largest);
+          *reinterpret_cast<uint2*>(targets.to[o].codes + place_of(in_tile)) = make_uint2(words[o][0], words[o][1]);
         }
       }
 #pragma unroll
       for (int o = 0; o < kOutputs; ++o) {
         uint32_t* to = word_of(tiles[o], in_tile, own_column);
-        to[0] = words[o].x, to[1] = words[o].y;
+        to[0] = words[o][0], to[1] = words[o][1];
       }
     }
   }
@@ -337,15 +325,18 @@ cudaError_t launch_quantize_tensor(const QuantizeTensorParams& p, cudaStream_t s
 }
 
 cudaError_t launch_gated_codes(const GatedCodesParams& p, cudaStream_t stream) {
-  return with_f32_or_bf16(p.dtype, [&](auto x) {
-    using T = decltype(x);
-    const auto *gate = static_cast<const T*>(p.gate), *up = static_cast<const T*>(p.up),
-               *dy = static_cast<const T*>(p.dy);
-    if (dy == nullptr)
-      return launch_tiles(GatedValues<T>{gate, up, p.kind}, Targets<1>{{p.to[0]}, p.rows, p.columns}, p.is_e5m2,
-                          stream);
-    return launch_tiles(GatedGradientValues<T>{gate, up, dy, p.kind}, Targets<2>{{p.to[0], p.to[1]}, p.rows, p.columns},
-                        p.is_e5m2, stream);
+  return launch_for_activation(p.kind, [&](auto kind) {
+    return with_f32_or_bf16(p.dtype, [&](auto x) {
+      using T = decltype(x);
+      constexpr ActivationKind kKind = decltype(kind)::value;
+      const auto *gate = static_cast<const T*>(p.gate), *up = static_cast<const T*>(p.up),
+                 *dy = static_cast<const T*>(p.dy);
+      if (dy == nullptr)
+        return launch_tiles(GatedValues<T, kKind>{gate, up}, Targets<1>{{p.to[0]}, p.rows, p.columns}, p.is_e5m2,
+                            stream);
+      return launch_tiles(GatedGradientValues<T, kKind>{gate, up, dy},
+                          Targets<2>{{p.to[0], p.to[1]}, p.rows, p.columns}, p.is_e5m2, stream);
+    });
   });
 }
 

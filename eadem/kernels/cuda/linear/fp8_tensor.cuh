@@ -46,26 +46,32 @@ class Rounder {
   __device__ explicit Rounder(float scale)
       : divided_(scale),
         // Four times the largest; a scale so large that this overflows is divided by as it is.
-        limit_(scale > 0.0f && scale < 0x1p100f ? scale * (4 * kLargestCode<kE5m2>) : INFINITY) {}
+        limit_(scale > 0.0f && scale < 0x1p100f ? scale * (4 * kLargestCode<kE5m2>) : INFINITY) {
+    if (divided_.is_usual()) usual_end_ = __float_as_uint(limit_) + 1;
+  }
 
-  // The codes of eight values, of which `largest` is the largest magnitude as an integer.
-  __device__ uint2 words(const float (&values)[8], uint32_t largest) const {
-    if (largest <= min(__float_as_uint(limit_), kInfinity - 1))
-      return words_of([&](int n) { return divided_(values[n]); });
-    return words_of([&](int n) { return quotient_of(values[n], limit_, divided_); });
+  // The codes of values, four in a word. `largest` is the largest magnitude as an integer.
+  template <int kWidth>
+  __device__ void round(uint32_t (&words)[kWidth / 4], const float (&values)[kWidth], uint32_t largest) const {
+    // One branch for all.
+    if (largest < usual_end_)
+      round_by(words, [&](int n) { return divided_.usual(values[n]); });
+    else
+      round_by(words, [&](int n) { return quotient_of(values[n], limit_, divided_); });
   }
 
  private:
-  template <typename QuotientOf>
-  static __device__ uint2 words_of(QuotientOf quotient) {
-    uint32_t words[2] = {0, 0};
+  template <int kWords, typename QuotientOf>
+  static __device__ void round_by(uint32_t (&words)[kWords], QuotientOf quotient) {
 #pragma unroll
-    for (int n = 0; n < 8; n += 2) words[n / 4] |= codes_of<kE5m2>(quotient(n), quotient(n + 1)) << (n % 4 * 8);
-    return make_uint2(words[0], words[1]);
+    for (int n = 0; n < kWords * 4; n += 4)
+      words[n / 4] = codes_of<kE5m2>(quotient(n), quotient(n + 1)) | codes_of<kE5m2>(quotient(n + 2), quotient(n + 3))
+                                                                         << 16;
   }
 
   Divisor divided_;
   float limit_;
+  uint32_t usual_end_ = 0;  // magnitudes below it, as integers, are divided without further thought
 };
 
 }  // namespace eadem::kernels::cuda

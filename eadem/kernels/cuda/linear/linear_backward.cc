@@ -8,6 +8,7 @@
 #include "eadem/core/encodings/fp8_tensor_encoding.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/linear/product_test.h"
 #include "eadem/kernels/cuda/support.h"
 #include "eadem/kernels/linear.h"
 
@@ -90,10 +91,10 @@ PlanPtr prepare_cublaslt(const KernelRequest& request, Context& context) {
                             .result = operands,
                             .form = MatmulForm::input_gradient};
   const CudaMatmul::Plan* dx =
-      is_unconnected(request.outputs[kDx]) ? nullptr : &device.matmul().plan(problem, most_rows);
+      is_unconnected(request.outputs[kDx]) ? nullptr : &fastest_plan(device, problem, most_rows);
   problem.result = DType::f32, problem.form = MatmulForm::weight_gradient;
   const CudaMatmul::Plan* dweight =
-      is_unconnected(request.outputs[kDweight]) ? nullptr : &device.matmul().plan(problem, most_rows);
+      is_unconnected(request.outputs[kDweight]) ? nullptr : &fastest_plan(device, problem, most_rows);
   return make_plan(
       [&device, dx, dweight](const KernelCall& call) {
         const TensorView &x = call.inputs[kX], &weight = call.inputs[kWeight], &dy = call.inputs[kDy];

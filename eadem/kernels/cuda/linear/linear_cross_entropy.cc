@@ -8,6 +8,7 @@
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/linear/exact_product.h"
 #include "eadem/kernels/cuda/linear/logit_chunks.h"
+#include "eadem/kernels/cuda/linear/product_test.h"
 #include "eadem/kernels/cuda/support.h"
 #include "eadem/kernels/linear.h"
 #include "eadem/kernels/training/cross_entropy.h"
@@ -136,9 +137,9 @@ struct Gradients {
                               .operands = logits.dtype(),
                               .result = logits.dtype(),
                               .form = MatmulForm::input_gradient};
-    if (!is_unconnected(request.outputs[kDx])) dx = &device.matmul().plan(problem, logits.most_rows());
+    if (!is_unconnected(request.outputs[kDx])) dx = &fastest_plan(device, problem, logits.most_rows());
     problem.result = DType::f32, problem.form = MatmulForm::weight_gradient;
-    if (!is_unconnected(request.outputs[kDweight])) dweight = &device.matmul().plan(problem, logits.most_rows());
+    if (!is_unconnected(request.outputs[kDweight])) dweight = &fastest_plan(device, problem, logits.most_rows());
   }
 
   Logits logits;

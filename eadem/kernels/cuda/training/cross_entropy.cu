@@ -6,19 +6,27 @@ namespace eadem::kernels::cuda {
 namespace {
 
 struct NoGradient {
-  template <typename T>
-  __device__ void operator()(const RowLogits<T>&, const RowLoss&) const {}
+  static constexpr bool kTakesRegisters = true;
+  template <typename Logits>
+  __device__ void operator()(const Logits&, const RowLoss&) const {}
 };
 
 // dlogits may be the logits.
 template <typename R>
 struct PlainGradient {
+  static constexpr bool kTakesRegisters = sizeof(R) < 4;
   R* dlogits;  // [rows, vocab]
 
-  template <typename T>
-  __device__ void operator()(const RowLogits<T>& logits, const RowLoss& loss) const {
+  template <typename Logits>
+  __device__ void operator()(const Logits& logits, const RowLoss& loss) const {
     R* to = dlogits + loss.row * loss.vocab;
-    logits.each([&](int32_t i, float logit) { store(to + i, loss.gradient_of(logit, i)); });
+    if constexpr (Logits::kInRegisters)
+      logits.store_gradient(to, loss, [](R(&results)[4], const float(&gradients)[4]) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) store(&results[k], gradients[k]);
+      });
+    else
+      logits.each([&](int32_t i, float logit) { store(to + i, loss.gradient_of(logit, i == loss.label)); });
   }
 };
 

@@ -11,9 +11,9 @@
 
 namespace eadem::kernels::cuda {
 
-// The columns that a thread keeps of a row, when `blocks` have it: at most 100 (409,600 of a cluster in all), or
-// without clusters 40, since cards of compute capability 8.6 have less shared memory. Of a longer row it reads the
-// others again from memory.
+// The columns that a thread keeps of a row in shared memory, when `blocks` have it: at most 100 (409,600 of a cluster
+// in all), or without clusters 40, since cards of compute capability 8.6 have less shared memory. Of a longer row it
+// reads the others again from memory.
 inline int kept_columns(int64_t vocab, unsigned blocks) {
   return static_cast<int>(
       std::min<int64_t>(ceil_div(vocab, int64_t{blocks} * kLogSoftmaxThreads), blocks > 1 ? 100 : 40));
@@ -24,6 +24,7 @@ inline int kept_columns(int64_t vocab, unsigned blocks) {
 template <typename T>
 class RowLogits {
  public:
+  static constexpr bool kInRegisters = false;
   // `kept`: shared memory, [num_kept, kLogSoftmaxThreads].
   __device__ RowLogits(const T* logits, int32_t vocab, int thread, float* kept, int num_kept)
       : logits_(logits), kept_(kept + threadIdx.x), vocab_(vocab), thread_(thread), num_kept_(num_kept) {
@@ -86,14 +87,77 @@ struct RowLoss {
   int32_t label;
   float lse, dloss;
 
-  __device__ float gradient_of(float logit, int32_t column) const {
-    return label < 0 ? 0.0f : gradient_of_logit(logit, lse, dloss, column == label);
+  __device__ float gradient_of(float logit, bool is_label) const {
+    return label < 0 ? 0.0f : gradient_of_logit(logit, lse, dloss, is_label);
   }
 };
 
+// The same of a row that a cluster has, kept in registers: up to 131,072 columns.
+template <typename T>
+class RowLogitsInRegisters {
+ public:
+  static constexpr bool kInRegisters = true;
+  static constexpr int kMost = 32;
+  __device__ RowLogitsInRegisters(const T* logits, int32_t vocab, int thread, float*, int)
+      : vocab_(vocab), thread_(thread) {
+#pragma unroll
+    for (int n = 0; n < kMost; ++n) logits_[n] = column_of(n) < vocab ? load(logits + column_of(n)) : -INFINITY;
+  }
+  // Calls f(column, logit) in ascending order, also for columns beyond the row: their logits are -inf. A thread of a
+  // cluster has a whole partial sum, so all columns are asked for.
+  template <typename F>
+  __device__ void each(F&& f, int = 0, int = 1) const {
+#pragma unroll
+    for (int n = 0; n < kMost; ++n) f(column_of(n), logits_[n]);
+  }
+  // Stores what round(results, gradients) makes of each four gradients, 16 bytes at a time, for which threads exchange
+  // them. Rows are a multiple of 16 columns.
+  template <typename R, typename Round>
+  __device__ void store_gradient(R* to, const RowLoss& loss, Round round) const {
+    constexpr int kVector = 16 / sizeof(R), kVectors = kLogSoftmaxThreads / kVector;
+    __shared__ alignas(16) R tile[kMost][kLogSoftmaxThreads];
+    const int own = static_cast<int>(threadIdx.x), first = thread_ - own;
+#pragma unroll
+    for (int n = 0; n < kMost; n += 4) {
+      float gradients[4];
+      R results[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) gradients[k] = loss.gradient_of(logits_[n + k], false);
+      round(results, gradients);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) tile[n + k][own] = results[k];
+    }
+    // One thread has the label.
+    if (const int from_first = loss.label - thread_; from_first >= 0 && from_first % kRowThreads == 0) {
+      const int of_label = from_first / kRowThreads;
+      float gradients[4] = {};
+#pragma unroll
+      for (int n = 0; n < kMost; ++n)
+        if (n == of_label) gradients[0] = loss.gradient_of(logits_[n], true);
+      R results[4];
+      round(results, gradients);
+      tile[of_label][own] = results[0];
+    }
+    __syncthreads();
+#pragma unroll 4
+    for (int i = own; i < kMost * kVectors; i += kLogSoftmaxThreads) {
+      const int n = i / kVectors, in_block = i % kVectors * kVector, column = first + n * kRowThreads + in_block;
+      if (column < vocab_) *reinterpret_cast<uint4*>(to + column) = *reinterpret_cast<const uint4*>(&tile[n][in_block]);
+    }
+  }
+
+ private:
+  __device__ int32_t column_of(int n) const { return thread_ + n * kRowThreads; }
+
+  float logits_[kMost];
+  int32_t vocab_;
+  int thread_;
+};
+
 // One cluster per row, or one block without clusters. The largest logit and the sum of exponentials are those of
-// log_softmax.cuh. gradient(logits, RowLoss) then writes what it makes of the row.
-template <typename T, typename Gradient>
+// log_softmax.cuh. gradient(logits, RowLoss) then writes what it makes of the row, which it may get in registers if it
+// takes them.
+template <typename T, typename Logits, typename Gradient>
 __global__ void __launch_bounds__(kLogSoftmaxThreads, 2)
     cross_entropy_rows(CrossEntropyParams p, Gradient gradient, int num_kept) {
   extern __shared__ __align__(16) float kept[];
@@ -108,7 +172,7 @@ __global__ void __launch_bounds__(kLogSoftmaxThreads, 2)
   const int32_t label = p.labels[r];
   // Before the gradient may overwrite it.
   const float scored = thread == 0 && label >= 0 ? load(row + label) : 0.0f;
-  const RowLogits<T> logits(row, static_cast<int32_t>(p.vocab), thread, kept, num_kept);
+  const Logits logits(row, static_cast<int32_t>(p.vocab), thread, kept, num_kept);
 
   float largest = -INFINITY;  // a NaN comes back in the sum
   logits.each([&](int32_t, float logit) { largest = fmaxf(largest, logit); });
@@ -134,9 +198,16 @@ cudaError_t launch_rows(const CrossEntropyParams& p, const Gradient& gradient, c
   if (p.vocab < 1 || p.vocab > kMaxSampleVocab) return cudaErrorInvalidValue;
   const unsigned blocks = blocks_of_row();
   const int num_kept = kept_columns(p.vocab, blocks);
-  return launch_clusters(cross_entropy_rows<T, Gradient>, blocks, dim3(static_cast<unsigned>(p.rows) * blocks),
-                         kLogSoftmaxThreads, num_kept * kLogSoftmaxThreads * sizeof(float), stream, p, gradient,
-                         num_kept);
+  const auto launch = [&](auto kernel, int num_in_shared) {
+    return launch_clusters(kernel, blocks, dim3(static_cast<unsigned>(p.rows) * blocks), kLogSoftmaxThreads,
+                           num_in_shared * kLogSoftmaxThreads * sizeof(float), stream, p, gradient, num_in_shared);
+  };
+  // For few columns of a thread most of the registers would hold none.
+  using InRegisters = RowLogitsInRegisters<T>;
+  if constexpr (Gradient::kTakesRegisters)
+    if (blocks > 1 && num_kept > InRegisters::kMost / 2 && num_kept <= InRegisters::kMost && p.vocab % 16 == 0)
+      return launch(cross_entropy_rows<T, InRegisters, Gradient>, 0);
+  return launch(cross_entropy_rows<T, RowLogits<T>, Gradient>, num_kept);
 }
 
 }  // namespace eadem::kernels::cuda
