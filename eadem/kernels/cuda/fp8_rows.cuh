@@ -103,15 +103,6 @@ __device__ inline float e4m3_scale_of(uint32_t most) {
 __device__ inline float e4m3_scale(uint32_t largest) { return e4m3_scale_of(block_max(largest)); }
 
 // Stores the codes of eight values at a multiple of 8 bytes.
-__device__ inline void store_codes(uint8_t* codes, const float (&values)[8], float scale) {
-  uint32_t words[2] = {0, 0};
-#pragma unroll
-  for (int n = 0; n < 8; ++n) words[n / 4] |= e4m3_code(scale > 0.0f ? values[n] / scale : 0.0f) << (n % 4 * 8);
-  *reinterpret_cast<uint2*>(codes) = make_uint2(words[0], words[1]);
-}
-
-// The same by fewer instructions a value, for kernels that have many rows: a Divisor takes longer to make.
-inline constexpr int kFewQuantizedRows = 256;
 __device__ inline void store_codes(uint8_t* codes, const float (&values)[8], const Divisor& divided) {
   float quotients[8];
 #pragma unroll

@@ -49,15 +49,16 @@ __global__ void __launch_bounds__(kThreads<kBlocks>) quantize_row(QuantizeRowsPa
   else
     largest = block_max(largest);
   const float scale = e4m3_scale_of(largest);
+  const Divisor divided(scale);
   if (block == 0 && threadIdx.x == 0) p.scales[row] = scale;
   if constexpr (kVectors > 0) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
-      if (first + v * kStride < p.columns) store_codes(codes + first + v * kStride, values[v], scale);
+      if (first + v * kStride < p.columns) store_codes(codes + first + v * kStride, values[v], divided);
   } else {
     for (int64_t i = first; i < p.columns; i += kStride) {
       load_vector(values[0], x + i);
-      store_codes(codes + i, values[0], scale);
+      store_codes(codes + i, values[0], divided);
     }
   }
 }
@@ -69,7 +70,7 @@ cudaError_t launch_row(const QuantizeRowsParams& p, cudaStream_t stream) {
 }
 
 // Many rows: a block has one, and a thread keeps its vectors as they are in memory; all its loads come first.
-constexpr int kManyThreads = 256, kManyStride = kManyThreads * kWidth, kMostVectors = 8;
+constexpr int kFewRows = 256, kManyThreads = 256, kManyStride = kManyThreads * kWidth, kMostVectors = 8;
 
 template <typename T, int kVectors>
 __global__ void __launch_bounds__(kManyThreads) quantize_many_rows(QuantizeRowsParams p) {
@@ -139,7 +140,7 @@ cudaError_t launch_quantize_rows(const QuantizeRowsParams& p, cudaStream_t strea
     using T = decltype(x);
     if (p.largest != nullptr)
       return launch_overlapped(quantize_known_rows<T>, dim3(static_cast<unsigned>(p.rows)), kManyThreads, 0, stream, p);
-    if (p.rows > kFewQuantizedRows && p.columns <= kMostVectors * kManyStride) return launch_many_rows<T>(p, stream);
+    if (p.rows > kFewRows && p.columns <= kMostVectors * kManyStride) return launch_many_rows<T>(p, stream);
     constexpr int64_t kRowsOfClusters = 16;
     if (p.columns <= kStride<1>) return launch_row<T, 1, 1>(p, stream);
     if (p.rows <= kRowsOfClusters && p.columns <= 2 * kStride<kCluster> && has_clusters())

@@ -86,17 +86,10 @@ __global__ void __launch_bounds__(kThreads) rms_norm_rows(RmsNormParams p) {
     }
     const float row_scale = e4m3_scale(largest);
     if (threadIdx.x == 0) p.scales[blockIdx.x] = row_scale;
-    const auto store = [&](const auto& scale_or_divisor) {
+    const Divisor divided(row_scale);
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v)
-        if (first + v * kStride < p.hidden)
-          store_codes(p.codes + offset + first + v * kStride, values[v], scale_or_divisor);
-    };
-    // The codes are the same.
-    if (gridDim.x > kFewQuantizedRows)
-      store(Divisor(row_scale));
-    else
-      store(row_scale);
+    for (int v = 0; v < kVectors; ++v)
+      if (first + v * kStride < p.hidden) store_codes(p.codes + offset + first + v * kStride, values[v], divided);
     return;
   }
   const auto store_scaled = [&](float(&vector)[kWidth], const float(&factors)[kWidth], int64_t i) {
