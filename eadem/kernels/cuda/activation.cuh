@@ -49,8 +49,8 @@ __device__ inline void with_activation(ActivationKind kind, F&& f) {
   }
 }
 
-// The same on the host, where f launches a kernel that is compiled for the kind: it has no branch, and the registers
-// of one kind.
+// On the host: calls f with the kind as an integral constant. f launches a kernel that is compiled for this kind, which
+// has no branch for it and needs fewer registers.
 template <typename F>
 cudaError_t launch_for_activation(ActivationKind kind, F&& f) {
   using enum ActivationKind;

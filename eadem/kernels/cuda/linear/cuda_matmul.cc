@@ -113,6 +113,8 @@ struct CudaMatmul::Plan {
   double tested_microseconds = 0;            // what the test returned for it
   // Gradients: the algorithm is the best for this number of rows, and the other one takes any.
   int64_t chosen_rows = 0;
+  // The one that fastest_plan found for exactly chosen_rows. Its bits at other numbers of rows were not compared.
+  std::optional<cublasLtMatmulAlgo_t> fastest;
   std::optional<cublasLtMatmulAlgo_t> any_rows;
 };
 
@@ -259,19 +261,19 @@ std::vector<cublasLtMatmulAlgo_t> CudaMatmul::choose_first(Plan& plan, int64_t r
   return offered;
 }
 
-void CudaMatmul::choose_fastest(Plan& plan, std::vector<cublasLtMatmulAlgo_t> offered, int64_t rows, Test test,
-                                cudaStream_t stream) {
+std::optional<cublasLtMatmulAlgo_t> CudaMatmul::fastest_of(Plan& plan, std::vector<cublasLtMatmulAlgo_t> offered,
+                                                           int64_t rows, Test test, cudaStream_t stream) {
   constexpr size_t kMostTested = 8;
   if (offered.size() > kMostTested) offered.resize(kMostTested);
-  std::optional<double> least;
+  std::optional<cublasLtMatmulAlgo_t> fastest;
   for (const cublasLtMatmulAlgo_t& algorithm : offered) {
     const std::optional<double> microseconds =
         test(rows, [&](const CudaMatmulCall& tested) { launch(plan, algorithm, tested, stream); });
-    if (!microseconds || (least && *least <= *microseconds)) continue;
-    least = microseconds;
+    if (!microseconds || (fastest && plan.tested_microseconds <= *microseconds)) continue;
     plan.tested_microseconds = *microseconds;
-    plan.algo = algorithm;
+    fastest = algorithm;
   }
+  return fastest;
 }
 
 const CudaMatmul::Plan& CudaMatmul::plan(const CudaMatmulProblem& problem, int64_t rows) {
@@ -284,7 +286,7 @@ const CudaMatmul::Plan& CudaMatmul::fastest_plan(const CudaMatmulProblem& proble
                                                  cudaStream_t stream) {
   EADEM_CHECK(!needs_one_algorithm(problem), "of a product that needs one algorithm");
   Plan& plan = plan_for(problem, 0);
-  if (!plan.chosen) choose_fastest(plan, choose_first(plan, rows), rows, test, stream);
+  if (!plan.chosen) plan.fastest = fastest_of(plan, choose_first(plan, rows), rows, test, stream);
   return plan;
 }
 
@@ -295,7 +297,7 @@ CudaMatmul::ExactPlans CudaMatmul::exact_plans(const CudaMatmulProblem& problem,
     const int64_t rows = kRowRanges[range];
     Plan& plan = plan_for(problem, rows);
     if (!plan.chosen) {
-      choose_fastest(plan, algorithms(plan, rows), rows, test, stream);
+      plan.algo = fastest_of(plan, algorithms(plan, rows), rows, test, stream);
       plan.chosen = true;
     }
     if (plan.algo) result[range] = &plan;
@@ -306,6 +308,7 @@ CudaMatmul::ExactPlans CudaMatmul::exact_plans(const CudaMatmulProblem& problem,
 double CudaMatmul::tested_microseconds(const Plan& plan) { return plan.tested_microseconds; }
 
 void CudaMatmul::run(const Plan& plan, const CudaMatmulCall& call, cudaStream_t stream) {
+  if (plan.fastest && call.rows == plan.chosen_rows) return launch(plan, *plan.fastest, call, stream);
   if (needs_one_algorithm(plan.problem) || call.rows == 0 || call.rows == plan.chosen_rows ||
       takes(plan, *plan.algo, call.rows))
     return launch(plan, *plan.algo, call, stream);

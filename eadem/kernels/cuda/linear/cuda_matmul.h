@@ -85,8 +85,9 @@ class CudaMatmul {
   using Test = FunctionRef<std::optional<double>(int64_t rows, Product product)>;
   // The plan of each range of rows, null where no algorithm passed the test.
   using ExactPlans = std::array<const Plan*, kRowRanges.size()>;
-  // The same as `plan`, of a gradient or a product with one scale, but with the fastest algorithm that passes the test;
-  // the library's first choice is tested first. Throws DeviceError.
+  // Returns the plan of a gradient, or of a product with one scale, whose algorithm for exactly `rows` rows is the
+  // fastest that passes the test; other numbers of rows take the library's first choice, which is tested first. Throws
+  // DeviceError.
   const Plan& fastest_plan(const CudaMatmulProblem& problem, int64_t rows, Test test, cudaStream_t stream);
   // The plans of the ranges that `most_rows` rows reach into. `test` is called for ranges that no earlier call asked
   // for. Throws DeviceError.
@@ -114,9 +115,9 @@ class CudaMatmul {
   std::vector<cublasLtMatmulAlgo_t> algorithms(Plan& plan, int64_t rows);
   // Chooses by the library's order; returns what it offered.
   std::vector<cublasLtMatmulAlgo_t> choose_first(Plan& plan, int64_t rows);
-  // Chooses the fastest of those that pass; leaves the choice as it is if none does.
-  void choose_fastest(Plan& plan, std::vector<cublasLtMatmulAlgo_t> offered, int64_t rows, Test test,
-                      cudaStream_t stream);
+  // Returns the fastest of the algorithms that pass the test, and notes its time in the plan; nothing if none passes.
+  std::optional<cublasLtMatmulAlgo_t> fastest_of(Plan& plan, std::vector<cublasLtMatmulAlgo_t> offered, int64_t rows,
+                                                 Test test, cudaStream_t stream);
   // Whether the algorithm computes the problem for `rows` rows.
   bool takes(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, int64_t rows) const;
   void launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const CudaMatmulCall& call, cudaStream_t stream);

@@ -71,7 +71,7 @@ class Rounder {
 
   Divisor divided_;
   float limit_;
-  uint32_t usual_end_ = 0;  // magnitudes below it, as integers, are divided without further thought
+  uint32_t usual_end_ = 0;  // Divisor::usual divides magnitudes below it (as integers)
 };
 
 }  // namespace eadem::kernels::cuda

@@ -31,9 +31,10 @@ class ProductTest {
   CudaMatmulCall expected_call_, call_;
 };
 
-// The plan of a gradient, or of a product of codes with one scale, for about `rows` rows. Of the algorithms that give
-// the bits of the library's first choice it has the fastest, so that bits do not depend on times. Throws as
-// CudaMatmul::plan.
+// The plan of a gradient, or of a product of codes with one scale. For exactly `rows` rows it has the fastest of the
+// algorithms that give the bits of the library's first choice; for other numbers of rows, for small products, and where
+// a test would take more than half of the free memory, it has that first choice. So bits do not depend on times. Throws
+// as CudaMatmul::plan.
 const CudaMatmul::Plan& fastest_plan(CudaDevice& device, const CudaMatmulProblem& problem, int64_t rows);
 
 }  // namespace eadem::kernels::cuda

@@ -92,7 +92,8 @@ struct RowLoss {
   }
 };
 
-// The same of a row that a cluster has, kept in registers: up to 131,072 columns.
+// One row's logits in the registers of a cluster's threads, each of which has every kRowThreads-th: up to 131,072
+// columns.
 template <typename T>
 class RowLogitsInRegisters {
  public:
