@@ -9,20 +9,43 @@ namespace {
 constexpr int kThreads = 128, kWarps = kThreads / kWarp;
 constexpr int kColumns = 64;
 
-// One warp per (token, head).
-template <typename T>
-__global__ void __launch_bounds__(kThreads) attention_delta(AttentionBackwardParams p) {
+constexpr int kDeltaRows = 4;  // of a thread: their loads do not wait for each other
+
+// A row is that of a token and a head. `lanes`, a power of two, share one, each with kWidth columns at a time.
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kThreads) attention_delta(AttentionBackwardParams p, int lanes, int64_t turns) {
   allow_next_kernel();
   wait_for_earlier_kernels();
-  const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  if (row >= p.forward.tokens * p.forward.heads) return;
-  const T* y = static_cast<const T*>(p.forward.y) + row * p.forward.head_dim;
-  const T* dy = static_cast<const T*>(p.dy) + row * p.forward.head_dim;
-  float sum = 0.0f;
-  for (int d = lane; d < p.forward.head_dim; d += kWarp) sum += load(dy + d) * load(y + d);
-  sum = warp_reduce(sum, Sum{});
-  if (lane == 0) p.delta[row] = sum;
+  const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  for (int64_t i = thread; i < turns; i += int64_t{gridDim.x} * kThreads) p.turns[i] = 0;
+
+  const int64_t rows = p.forward.tokens * p.forward.heads, head_dim = p.forward.head_dim;
+  const int64_t first = int64_t{blockIdx.x} * (kThreads / lanes) * kDeltaRows + threadIdx.x / lanes;
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const auto row_at = [&](int r) { return first + int64_t{r} * (kThreads / lanes); };
+  float sums[kDeltaRows] = {};
+  for (int64_t d = lane * kWidth; d < head_dim; d += lanes * kWidth) {
+    Vector<T, kWidth> y[kDeltaRows] = {}, dy[kDeltaRows] = {};
+#pragma unroll
+    for (int r = 0; r < kDeltaRows; ++r) {
+      if (row_at(r) >= rows) continue;
+      y[r] = vector_at<T, kWidth>(static_cast<const T*>(p.forward.y) + row_at(r) * head_dim + d);
+      dy[r] = vector_at<T, kWidth>(static_cast<const T*>(p.dy) + row_at(r) * head_dim + d);
+    }
+#pragma unroll
+    for (int r = 0; r < kDeltaRows; ++r) {
+      float left[kWidth], right[kWidth];
+      widen(left, dy[r]);
+      widen(right, y[r]);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) sums[r] += left[i] * right[i];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kDeltaRows; ++r) {
+    for (int other = lanes / 2; other > 0; other /= 2) sums[r] += __shfl_xor_sync(kAllLanes, sums[r], other);
+    if (lane == 0 && row_at(r) < rows) p.delta[row_at(r)] = sums[r];
+  }
 }
 
 // One block per row: a key and key head (kKeys), whose columns are the queries that see it, or a query and head, whose
@@ -116,17 +139,25 @@ cudaError_t launch_rows(const AttentionBackwardParams& b, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t launch_attention_delta(const AttentionBackwardParams& b, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(b.forward.tokens * b.forward.heads, kWarps)));
-  return with_f32_or_bf16(b.forward.dtype, [&](auto element) {
-    return launch_overlapped(attention_delta<decltype(element)>, grid, kThreads, 0, stream, b);
+cudaError_t launch_attention_delta(const AttentionBackwardParams& b, int64_t turns, cudaStream_t stream) {
+  const AttentionParams& p = b.forward;
+  return with_f32_or_bf16(p.dtype, [&](auto element) {
+    using T = decltype(element);
+    constexpr int kVectorBytes = 16, kWidth = kVectorBytes / static_cast<int>(sizeof(T));
+    const bool has_vectors = p.head_dim % kWidth == 0 && reinterpret_cast<uintptr_t>(p.y) % kVectorBytes == 0 &&
+                             reinterpret_cast<uintptr_t>(b.dy) % kVectorBytes == 0;
+    int lanes = 1;
+    while (lanes < kWarp && lanes * (has_vectors ? kWidth : 1) < p.head_dim) lanes *= 2;
+    const dim3 grid(static_cast<unsigned>(ceil_div(p.tokens * p.heads, kThreads / lanes * kDeltaRows)));
+    return has_vectors ? launch_overlapped(attention_delta<T, kWidth>, grid, kThreads, 0, stream, b, lanes, turns)
+                       : launch_overlapped(attention_delta<T, 1>, grid, kThreads, 0, stream, b, lanes, turns);
   });
 }
 
 cudaError_t launch_attention_backward(const AttentionBackwardParams& b, cudaStream_t stream) {
   const AttentionParams& p = b.forward;
   if (p.tokens * p.heads == 0 || p.head_dim == 0 || p.sequences == 0) return cudaSuccess;
-  const cudaError_t error = launch_attention_delta(b, stream);
+  const cudaError_t error = launch_attention_delta(b, 0, stream);
   if (error != cudaSuccess) return error;
   static_assert(kMaxHeadDim == 4 * kThreads);
   return with_f32_or_bf16(p.dtype, [&](auto element) {

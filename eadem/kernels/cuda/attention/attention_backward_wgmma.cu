@@ -28,9 +28,11 @@ namespace {
 constexpr int kQueries = 64, kQueryTiles = kQueries / 8;  // of a chunk
 constexpr int kWarpgroupKeys = 64, kConsumers = 2, kKeys = kConsumers * kWarpgroupKeys;
 constexpr int kConsumerThreads = kConsumers * kWarpgroup, kThreads = kWarpgroup + kConsumerThreads;
-// The first warpgroup computes nothing: two of its warps copy rows into shared memory, and a third adds to the sums of
-// dq.
+// The first warpgroup computes nothing: two of its warps copy rows into shared memory, and others add to the sums of
+// dq. Warps that add in turn, so that an addition begins before the one before is complete.
+constexpr int kAdders = 2;
 constexpr int kCopyThreads = 64;
+static_assert(kCopyThreads + kAdders * kWarp == kWarpgroup);
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 constexpr uint32_t kPanelBytes = kQueries * kPanelRowBytes;
 constexpr float kLog2e = 1.4426950408889634f;
@@ -48,6 +50,7 @@ struct Config {
   // registers that ds does not need.
   static constexpr bool kHasRegisters = kD == 64;
   static constexpr int kStages = kD == 64 ? 4 : 2;
+  static constexpr bool kAlternate = kD == 64;  // with heads of 128 products take most of the time
   static constexpr int kPanels = kD / kPanelColumns;
   static constexpr int kHalfTiles = kD / 2 / 8;                  // of dq, for each warpgroup
   static constexpr uint32_t kTileBytes = kPanels * kPanelBytes;  // 64 rows of one matrix
@@ -59,10 +62,13 @@ struct Config {
   static constexpr uint32_t kSlopesBytes = kConsumers * kPanelBytes;
   static constexpr uint32_t kProductAt = kSlopesAt + kSlopes * kSlopesBytes;
   static constexpr uint32_t kProductBytes = kQueries * kD * sizeof(float);
+  static constexpr int kProducts = kD == 64 ? 2 : 1;  // where there is memory for two
   // For each stage, lse and delta of its queries.
-  static constexpr uint32_t kNumbersAt = kProductAt + kProductBytes, kNumbersBytes = kQueries * sizeof(float);
+  static constexpr uint32_t kNumbersAt = kProductAt + kProducts * kProductBytes,
+                            kNumbersBytes = kQueries * sizeof(float);
   static constexpr uint32_t kBarriersAt = kNumbersAt + kStages * 2 * kNumbersBytes;
-  static constexpr uint32_t kSharedBytes = kBarriersAt + (2 * kStages + kSlopes + 3) * kBarrierBytes + 1024;
+  static constexpr uint32_t kSharedBytes =
+      kBarriersAt + (2 * kStages + kSlopes + 1 + kAdders + kProducts) * kBarrierBytes + 1024;
 };
 
 // Shared memory, by address.
@@ -79,7 +85,10 @@ struct Shared {
   __device__ uint32_t slopes_at(int32_t step) const {
     return memory + Sizes::kSlopesAt + static_cast<uint32_t>(step) % kSlopes * Sizes::kSlopesBytes;
   }
-  __device__ uint32_t product() const { return memory + Sizes::kProductAt; }
+  __device__ static uint32_t product_of(int32_t step) { return static_cast<uint32_t>(step) % Sizes::kProducts; }
+  __device__ uint32_t product_at(int32_t step) const {
+    return memory + Sizes::kProductAt + product_of(step) * Sizes::kProductBytes;
+  }
   __device__ uint32_t lse_at(int stage) const {
     return memory + Sizes::kNumbersAt + static_cast<uint32_t>(stage) * 2 * Sizes::kNumbersBytes;
   }
@@ -93,8 +102,12 @@ struct Shared {
     return barrier(2 * Sizes::kStages + static_cast<int>(static_cast<uint32_t>(step) % kSlopes));
   }
   __device__ uint32_t keys_full() const { return barrier(2 * Sizes::kStages + kSlopes); }
-  __device__ uint32_t product_full() const { return barrier(2 * Sizes::kStages + kSlopes + 1); }
-  __device__ uint32_t product_empty() const { return barrier(2 * Sizes::kStages + kSlopes + 2); }
+  __device__ uint32_t product_full_at(int32_t step) const {
+    return barrier(2 * Sizes::kStages + kSlopes + 1 + static_cast<int>(static_cast<uint32_t>(step) % kAdders));
+  }
+  __device__ uint32_t product_empty_at(int32_t step) const {
+    return barrier(2 * Sizes::kStages + kSlopes + 1 + kAdders + static_cast<int>(product_of(step)));
+  }
 };
 
 // Matrices as [tokens, heads * kD], in boxes of 64 rows and a panel.
@@ -108,6 +121,13 @@ struct HeadRows {
   int64_t stride;              // elements
   int32_t tokens;              // of the sequence
 };
+
+// The thread's lane, read where it is used: the compiler keeps no register through all chunks for what depends on it.
+__device__ int read_lane() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
 
 // One thread copies the boxes of 64 rows of a head; `full` counts their bytes.
 template <int kD>
@@ -245,12 +265,6 @@ struct Work {
     steps = (end_chunk - tile.row) / kQueries * group;
   }
 
-  // Calls `use(query, head)` for each chunk.
-  template <typename Use>
-  __device__ void for_chunks(const Use& use) const {
-    for (int32_t of = 0; of < group; ++of)
-      for (int32_t query = tile.row; query < end_chunk; query += kQueries) use(query, head * group + of);
-  }
   // Whether all of 64 rows belong to the sequence.
   __device__ bool fills(int32_t row) const { return row + kQueries <= tile.tokens; }
   // The rows of a head of a matrix.
@@ -301,6 +315,19 @@ __device__ bool find_keys(GradientTile& found, const AttentionParams& p, int32_t
   return false;
 }
 
+// The chunk of a step.
+struct Chunk {
+  int32_t query, head;
+
+  __device__ Chunk(const Work& work, int32_t step) : query(work.tile.row), head(work.head * work.group) {
+    advance(work, step);
+  }
+  __device__ void advance(const Work& work, int32_t steps) {
+    query += steps * kQueries;
+    while (query >= work.end_chunk) query -= work.end_chunk - work.tile.row, ++head;
+  }
+};
+
 // Copies the keys and values, then chunks of queries. One thread copies boxes whose rows all belong to the sequence;
 // else each thread copies a row.
 template <int kD>
@@ -332,73 +359,74 @@ __device__ void copy_rows(const AttentionBackwardParams& b, const Maps& maps, co
   }
   barrier_arrive_after_copies(shared.keys_full());
   RingPlace<Sizes::kStages> place;
-  work.for_chunks([&](int32_t query, int32_t head) {
-    const uint32_t full = shared.full_at(place.stage);
-    barrier_wait(shared.empty_at(place.stage), place.parity ^ 1);
-    copy(shared.q_at(place.stage), shared.dy_at(place.stage), maps.q, maps.dy, p.q, b.dy, p.heads, head, query, true,
-         full);
-    static_assert(kCopyThreads == kQueries);
-    const bool wanted = query + thread < work.tile.tokens;
-    const int64_t own = wanted ? int64_t{work.tile.first_token + query + thread} * p.heads + head : 0;
-    copy_4_async(shared.lse_at(place.stage) + static_cast<uint32_t>(thread) * 4, p.lse + own, wanted);
-    copy_4_async(shared.delta_at(place.stage) + static_cast<uint32_t>(thread) * 4, b.delta + own, wanted);
-    barrier_arrive_after_copies(full);
-    place.advance();
-  });
+  for (int32_t of = 0; of < work.group; ++of)
+    for (int32_t query = work.tile.row; query < work.end_chunk; query += kQueries) {
+      const int32_t head = work.head * work.group + of;
+      const uint32_t full = shared.full_at(place.stage);
+      barrier_wait(shared.empty_at(place.stage), place.parity ^ 1);
+      copy(shared.q_at(place.stage), shared.dy_at(place.stage), maps.q, maps.dy, p.q, b.dy, p.heads, head, query, true,
+           full);
+      static_assert(kCopyThreads == kQueries);
+      const bool wanted = query + thread < work.tile.tokens;
+      const int64_t own = wanted ? int64_t{work.tile.first_token + query + thread} * p.heads + head : 0;
+      copy_4_async(shared.lse_at(place.stage) + static_cast<uint32_t>(thread) * 4, p.lse + own, wanted);
+      copy_4_async(shared.delta_at(place.stage) + static_cast<uint32_t>(thread) * 4, b.delta + own, wanted);
+      barrier_arrive_after_copies(full);
+      place.advance();
+    }
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// dq of a chunk of which nobody else has a product. All threads of a warp call it.
+// Rounds products to dq, in sequences of which nobody else has products: those of the steps `first`, first + kAdders
+// and so on. All threads of a warp call it.
 template <int kD>
-__device__ void round_product(const AttentionBackwardParams& b, const Work& work, uint32_t product, int32_t query,
-                              int32_t head) {
-  if (b.dq == nullptr) return;
-  const HeadRows rows = work.rows_of<kD>(b.dq, b.forward.heads, head);
+__device__ void round_products(const AttentionBackwardParams& b, const Work& work, const Shared<kD>& shared,
+                               int32_t first) {
+  for (int32_t step = first; step < work.steps; step += kAdders) {
+    barrier_wait(shared.product_full_at(step), static_cast<uint32_t>(step) / kAdders % 2);
+    const Chunk chunk(work, step);
+    const HeadRows rows = work.rows_of<kD>(b.dq, b.forward.heads, chunk.head);
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x) % kWarp; i < kQueries * kD / 4; i += kWarp) {
-    const int t = i / kConsumerThreads, n = i % kConsumerThreads;
-    const int32_t row = query + n % kWarpgroup / kWarp * 16 + n % kWarp / 4;
-    const int column = n / kWarpgroup * (kD / 2) + t * 8 + n % 4 * 2;
-    for (int half = 0; half < 2; ++half) {
-      const float2 two = load_f32x2(product + static_cast<uint32_t>(i * 4 + half * 2) * 4);
-      auto* to = const_cast<__nv_bfloat16*>(rows.first) + (row + half * 8) * rows.stride + column;
-      if (row + half * 8 < rows.tokens)
-        *reinterpret_cast<uint32_t*>(to) = pack_bf16(two.x * b.forward.scale, two.y * b.forward.scale);
+    for (int i = read_lane(); b.dq != nullptr && i < kQueries * kD / 4; i += kWarp) {
+      const int t = i / kConsumerThreads, n = i % kConsumerThreads;
+      const int32_t row = chunk.query + n % kWarpgroup / kWarp * 16 + n % kWarp / 4;
+      const int column = n / kWarpgroup * (kD / 2) + t * 8 + n % 4 * 2;
+      for (int half = 0; half < 2; ++half) {
+        const float2 two = load_f32x2(shared.product_at(step) + static_cast<uint32_t>(i * 4 + half * 2) * 4);
+        auto* to = const_cast<__nv_bfloat16*>(rows.first) + (row + half * 8) * rows.stride + column;
+        if (row + half * 8 < rows.tokens)
+          *reinterpret_cast<uint32_t*>(to) = pack_bf16(two.x * b.forward.scale, two.y * b.forward.scale);
+      }
     }
+    __syncwarp();
+    if (read_lane() == 0) barrier_arrive(shared.product_empty_at(step));
   }
-  __syncwarp();
 }
 
-// Adds the products of the chunks to the sums of dq. All threads of a warp call it.
+// One thread adds products to the sums of dq: those of the steps `first`, first + kAdders and so on.
 template <int kD>
-__device__ void add_products(const AttentionBackwardParams& b, const Work& work, const Shared<kD>& shared) {
+__device__ void add_products(const AttentionBackwardParams& b, const Work& work, const Shared<kD>& shared,
+                             int32_t first) {
   constexpr uint32_t kBytes = Config<kD>::kProductBytes;
-  const bool is_first = threadIdx.x % kWarp == 0, has_sums = work.tile.tokens > kKeys;
-  if (has_sums && !is_first) return;
-  int32_t step = 0;
-  work.for_chunks([&](int32_t query, int32_t head) {
-    const int32_t turn = work.turn_at(b.forward, query);
-    const int64_t chunk = work.chunk_at(b.forward, query, head);
+  Chunk next(work, first);
+  for (int32_t step = first; step < work.steps; step += kAdders) {
+    const int32_t turn = work.turn_at(b.forward, next.query);
+    const int64_t chunk = work.chunk_at(b.forward, next.query, next.head);
     float* sums = b.sums + chunk * kQueries * kD;
     int32_t* turns = b.turns + 1 + chunk;
-    if (has_sums && turn > 0) wait_for_turn(turns, turn);
-    barrier_wait(shared.product_full(), static_cast<uint32_t>(step) % 2);
-    ++step;
-    if (!has_sums) {
-      round_product<kD>(b, work, shared.product(), query, head);
-      if (is_first) barrier_arrive(shared.product_empty());
-      return;
-    }
+    if (turn > 0) wait_for_turn(turns, turn);
+    barrier_wait(shared.product_full_at(step), static_cast<uint32_t>(step) / kAdders % 2);
     if (turn == 0)
-      store_bulk_async(sums, shared.product(), kBytes);
+      store_bulk_async(sums, shared.product_at(step), kBytes);
     else
-      add_bulk_async(sums, shared.product(), kBytes);
+      add_bulk_async(sums, shared.product_at(step), kBytes);
     commit_bulk();
     wait_for_bulk_reads();
-    barrier_arrive(shared.product_empty());
+    barrier_arrive(shared.product_empty_at(step));
+    next.advance(work, kAdders);
     wait_for_bulk();
     end_turn(turns, turn);
-  });
+  }
 }
 
 template <int kD>
@@ -437,18 +465,21 @@ __device__ void multiply(const AttentionBackwardParams& b, const Work& work, con
   };
   // Stores the product of chunk `step` for the thread that adds it.
   const auto store_product = [&](const float(&product)[Sizes::kHalfTiles][4], int32_t step) {
-    barrier_wait(shared.product_empty(), (static_cast<uint32_t>(step) % 2) ^ 1);
-    const uint32_t to = shared.product() + static_cast<uint32_t>(thread) * 16;
+    barrier_wait(shared.product_empty_at(step), (static_cast<uint32_t>(step) / Sizes::kProducts % 2) ^ 1);
+    const uint32_t to = shared.product_at(step) + static_cast<uint32_t>(thread) * 16;
 #pragma unroll
     for (int t = 0; t < Sizes::kHalfTiles; ++t)
       store_f32x4(to + static_cast<uint32_t>(t) * kConsumerThreads * 16, product[t]);
-    arrive_at(shared.product_full());
+    arrive_at(shared.product_full_at(step));
   };
   const uint32_t slopes_offset =
       static_cast<uint32_t>(warpgroup) * kPanelBytes +
       panel_offset(thread % kWarpgroup / kWarp * 16 + lane / 8 % 2 * 8 + lane % 8, lane / 16);
+  // Where warpgroups alternate, one multiplies scores while the other computes with its own.
+  if (Sizes::kAlternate && warpgroup == 1) named_barrier_arrive(1, kConsumerThreads);
   int32_t step = 0, query = work.tile.row;
   do {
+    if constexpr (Sizes::kAlternate) named_barrier_sync(1 + warpgroup, kConsumerThreads);
     const int stage = place.stage;
     const uint32_t q = shared.q_at(stage), dy = shared.dy_at(stage);
     // dq of an earlier chunk, when both warpgroups have stored its ds. In the first steps there is none, and nothing
@@ -467,6 +498,7 @@ __device__ void multiply(const AttentionBackwardParams& b, const Work& work, con
     multiply_rows<kD>(slopes, values, dy);
     wgmma_wait<1>();
     pin(weights);
+    if constexpr (Sizes::kAlternate) named_barrier_arrive(2 - warpgroup, kConsumerThreads);
 
     // p, and its mask where a key of this warp is not seen by all queries. Queries beyond the sequence are zeros.
     const int32_t last_key = first_key + 15, last_query = query + kQueries - 1;
@@ -479,10 +511,8 @@ __device__ void multiply(const AttentionBackwardParams& b, const Work& work, con
         weights[t][i] = fast_exp2(fmaf(weights[t][i], exponent_scale, -(i % 2 == 0 ? lse.x : lse.y) * kLog2e));
     }
     if (!all_see) {
-      // `behind`: how many positions the key of the first element lies before its query. The lane is read again here,
-      // so that the compiler does not keep this in a register through all chunks.
-      int here;
-      asm volatile("mov.u32 %0, %%laneid;" : "=r"(here));
+      // `behind`: how many positions the key of the first element lies before its query.
+      const int here = read_lane();
       const int32_t behind = query + here % 4 * 2 - first_key - here / 4;
       const int32_t window = p.window > 0 ? p.window : INT32_MAX;
 #pragma unroll
@@ -517,6 +547,7 @@ __device__ void multiply(const AttentionBackwardParams& b, const Work& work, con
     query += kQueries;
     if (query == work.end_chunk) query = work.tile.row;
   } while (++step < work.steps);
+  if (Sizes::kAlternate && warpgroup == 0) named_barrier_sync(1, kConsumerThreads);
   wgmma_wait<0>();
   pin(dk);
   pin(dv);
@@ -550,8 +581,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait_for_earlier_kernels();
   if (threadIdx.x == 0) {
     barrier_init(shared.keys_full(), kCopyThreads + kConsumers);
-    barrier_init(shared.product_full(), kConsumerThreads / kWarp);
-    barrier_init(shared.product_empty(), 1);
+    for (int i = 0; i < kAdders; ++i) barrier_init(shared.product_full_at(i), kConsumerThreads / kWarp);
+    for (int i = 0; i < Sizes::kProducts; ++i) barrier_init(shared.product_empty_at(i), 1);
     for (int i = 0; i < kSlopes; ++i) barrier_init(shared.slopes_full_at(i), kConsumerThreads / kWarp);
     for (int stage = 0; stage < Sizes::kStages; ++stage) {
       barrier_init(shared.full_at(stage), kCopyThreads + 1);  // all when their copies are done, and one for the boxes
@@ -573,10 +604,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (!has_work) return;
   if (threadIdx.x < kWarpgroup) {
     shrink_registers<kProducerRegisters>();
+    const int32_t adder = (static_cast<int32_t>(threadIdx.x) - kCopyThreads) / kWarp;
     if (threadIdx.x < kCopyThreads)
       copy_rows(b, maps, work, shared);
-    else if (threadIdx.x < kCopyThreads + kWarp)
-      add_products(b, work, shared);
+    else if (work.tile.tokens <= kKeys)
+      round_products(b, work, shared, adder);
+    else if (threadIdx.x % kWarp == 0)
+      add_products(b, work, shared, adder);
   } else {
     grow_registers<kConsumerRegisters>();
     multiply(b, work, shared, exponent_scale);
@@ -586,7 +620,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 // Rounds the sums of a chunk to dq.
 template <int kD>
 __global__ void __launch_bounds__(kConsumerThreads) round_sums(AttentionBackwardParams b) {
-  constexpr int kHalfTiles = Config<kD>::kHalfTiles;
   allow_next_kernel();
   wait_for_earlier_kernels();
   const AttentionParams& p = b.forward;
@@ -595,17 +628,29 @@ __global__ void __launch_bounds__(kConsumerThreads) round_sums(AttentionBackward
   if (!find_gradient_tile(tile, p, kQueries, static_cast<int32_t>(blockIdx.x) / p.heads)) return;
   if (tile.tokens <= kKeys) return;
   const int64_t chunk = int64_t{tile.first_chunk + tile.row / kQueries} * p.heads + head;
-  const auto* sums = reinterpret_cast<const float4*>(b.sums + chunk * kQueries * kD) + threadIdx.x;
-  float sum[kHalfTiles][4];
+  const auto* sums = reinterpret_cast<const float4*>(b.sums + chunk * kQueries * kD);
+  const int64_t stride = int64_t{p.heads} * kD;
+  bf16_t* rows = static_cast<bf16_t*>(b.dq) + tile.first_token * stride + head * kD;
+
+  // Eight columns of two rows, which lie in four neighbouring float4, at a time; neighbouring threads have neighbouring
+  // columns.
+  constexpr int kTiles = kD / 8, kHalfTiles = kTiles / 2, kPairs = kQueries / 2;
 #pragma unroll
-  for (int t = 0; t < kHalfTiles; ++t) {
-    const float4 four = sums[t * kConsumerThreads];
-    sum[t][0] = four.x, sum[t][1] = four.y, sum[t][2] = four.z, sum[t][3] = four.w;
+  for (int i = static_cast<int>(threadIdx.x); i < kTiles * kPairs; i += kConsumerThreads) {
+    const int t = i % kTiles, pair = i / kTiles;
+    const int32_t row = tile.row + pair / 8 * 16 + pair % 8;
+    const float4* from = sums + t % kHalfTiles * kConsumerThreads + t / kHalfTiles * kWarpgroup + pair * 4;
+    float upper[8], lower[8];
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const float4 four = from[c];
+      upper[2 * c] = four.x * p.scale, upper[2 * c + 1] = four.y * p.scale;
+      lower[2 * c] = four.z * p.scale, lower[2 * c + 1] = four.w * p.scale;
+    }
+    bf16_t* to = rows + row * stride + t * 8;
+    if (row < tile.tokens) store_vector(to, upper);
+    if (row + 8 < tile.tokens) store_vector(to + 8 * stride, lower);
   }
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, half = static_cast<int>(threadIdx.x) / kWarpgroup;
-  const HeadRows like{nullptr, int64_t{p.heads} * kD, tile.tokens};
-  store_rows<kD / 2>(b.dq, sum, p.scale, like, tile.row + static_cast<int>(threadIdx.x) % kWarpgroup / kWarp * 16,
-                     (int64_t{tile.first_token} * p.heads + head) * kD + half * (kD / 2), lane);
 }
 
 template <int kD>
@@ -639,9 +684,7 @@ cudaError_t launch(const AttentionBackwardParams& b, cudaStream_t stream) {
 cudaError_t launch_attention_backward_wgmma(const AttentionBackwardParams& b, cudaStream_t stream) {
   const AttentionParams& p = b.forward;
   if (p.tokens == 0 || p.heads == 0 || p.sequences == 0) return cudaSuccess;
-  const auto turns = static_cast<size_t>(ceil_div(p.tokens, kGradientTokens) * p.heads + 1);
-  cudaError_t error = cudaMemsetAsync(b.turns, 0, turns * sizeof(int32_t), stream);
-  if (error == cudaSuccess) error = launch_attention_delta(b, stream);
+  const cudaError_t error = launch_attention_delta(b, ceil_div(p.tokens, kGradientTokens) * p.heads + 1, stream);
   if (error != cudaSuccess) return error;
   switch (p.head_dim) {
     case 64: return launch<64>(b, stream);

@@ -23,21 +23,37 @@ struct GradientTile {
   int32_t first_chunk;  // of the sequence, see kGradientTokens
 };
 
-// The tile with this number, of tiles of `rows` tokens; false if there are fewer.
+// The tile with this number, of tiles of `rows` tokens; false if there are fewer. All threads of a warp call it for the
+// same tile.
 __device__ inline bool find_gradient_tile(GradientTile& found, const AttentionParams& p, int32_t rows, int32_t tile) {
-  for (int32_t s = 0; s < p.sequences; ++s) {
-    const int32_t first = p.query_start[s], tokens = p.query_start[s + 1] - first;
-    const int32_t tiles = (tokens + rows - 1) / rows;
-    if (tile < tiles) {
-      found = {first, tokens, tile * rows, static_cast<int32_t>(ceil_div(first, kGradientTokens))};
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (int32_t begin = 0; begin < p.sequences; begin += kWarp) {
+    // A lane has a sequence.
+    const bool is_sequence = begin + lane < p.sequences;
+    const int32_t own_first = is_sequence ? p.query_start[begin + lane] : 0;
+    const int32_t own_tokens = is_sequence ? p.query_start[begin + lane + 1] - own_first : 0;
+    const int32_t own_tiles = (own_tokens + rows - 1) / rows;
+    int32_t end = own_tiles;  // of the tiles of this sequence, counted from those of the warp's first
+    for (int lanes = 1; lanes < kWarp; lanes *= 2) {
+      const int32_t before = __shfl_up_sync(kAllLanes, end, lanes);
+      if (lane >= lanes) end += before;
+    }
+    const uint32_t ends_behind = __ballot_sync(kAllLanes, tile < end);
+    if (ends_behind != 0) {
+      const int owner = __ffs(static_cast<int>(ends_behind)) - 1;
+      const int32_t first = __shfl_sync(kAllLanes, own_first, owner);
+      found = {first, __shfl_sync(kAllLanes, own_tokens, owner),
+               (tile - __shfl_sync(kAllLanes, end - own_tiles, owner)) * rows,
+               static_cast<int32_t>(ceil_div(first, kGradientTokens))};
       return true;
     }
-    tile -= tiles;
+    tile -= __shfl_sync(kAllLanes, end, kWarp - 1);
   }
   return false;
 }
 
-// delta[token, head] = dy . y
-[[nodiscard]] cudaError_t launch_attention_delta(const AttentionBackwardParams& params, cudaStream_t stream);
+// delta[token, head] = dy . y. Sets the first `turns` elements of params.turns to zero.
+[[nodiscard]] cudaError_t launch_attention_delta(const AttentionBackwardParams& params, int64_t turns,
+                                                 cudaStream_t stream);
 
 }  // namespace eadem::kernels::cuda
