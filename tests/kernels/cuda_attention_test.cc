@@ -631,7 +631,8 @@ constexpr auto name_of = [](const ::testing::TestParamInfo<Geometry>& geometry) 
 
 INSTANTIATE_TEST_SUITE_P(Geometries, CudaAttentionGradient,
                          ::testing::Values(Geometry{4, 2, 64, 0}, Geometry{2, 2, 128, 0}, Geometry{3, 1, 64, 70},
-                                           Geometry{4, 1, 128, 130}),
+                                           Geometry{4, 1, 128, 130},
+                                           Geometry{130, 130, 64, 0}),  // more heads than blocks take at once
                          name_of);
 
 INSTANTIATE_TEST_SUITE_P(Geometries, CudaAttention,

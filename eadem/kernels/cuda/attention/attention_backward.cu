@@ -11,8 +11,9 @@ constexpr int kColumns = 64;
 
 constexpr int kDeltaRows = 4;  // of a thread: their loads do not wait for each other
 
-// A row is that of a token and a head. `lanes`, a power of two, share one, each with kWidth columns at a time.
-template <typename T, int kWidth>
+// A row is that of a token and a head. `lanes`, a power of two, share one, each with kWidth columns at a time, which it
+// loads together if rows are aligned to that: bits do not depend on it.
+template <typename T, int kWidth, bool kAligned>
 __global__ void __launch_bounds__(kThreads) attention_delta(AttentionBackwardParams p, int lanes, int64_t turns) {
   allow_next_kernel();
   wait_for_earlier_kernels();
@@ -23,14 +24,23 @@ __global__ void __launch_bounds__(kThreads) attention_delta(AttentionBackwardPar
   const int64_t first = int64_t{blockIdx.x} * (kThreads / lanes) * kDeltaRows + threadIdx.x / lanes;
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   const auto row_at = [&](int r) { return first + int64_t{r} * (kThreads / lanes); };
+  const auto columns_at = [](const T* p) {
+    if constexpr (kAligned) {
+      return vector_at<T, kWidth>(p);
+    } else {
+      float values[kWidth];
+      for (int i = 0; i < kWidth; ++i) values[i] = load(p + i);
+      return narrowed<T>(values);
+    }
+  };
   float sums[kDeltaRows] = {};
   for (int64_t d = lane * kWidth; d < head_dim; d += lanes * kWidth) {
     Vector<T, kWidth> y[kDeltaRows] = {}, dy[kDeltaRows] = {};
 #pragma unroll
     for (int r = 0; r < kDeltaRows; ++r) {
       if (row_at(r) >= rows) continue;
-      y[r] = vector_at<T, kWidth>(static_cast<const T*>(p.forward.y) + row_at(r) * head_dim + d);
-      dy[r] = vector_at<T, kWidth>(static_cast<const T*>(p.dy) + row_at(r) * head_dim + d);
+      y[r] = columns_at(static_cast<const T*>(p.forward.y) + row_at(r) * head_dim + d);
+      dy[r] = columns_at(static_cast<const T*>(p.dy) + row_at(r) * head_dim + d);
     }
 #pragma unroll
     for (int r = 0; r < kDeltaRows; ++r) {
@@ -143,14 +153,17 @@ cudaError_t launch_attention_delta(const AttentionBackwardParams& b, int64_t tur
   const AttentionParams& p = b.forward;
   return with_f32_or_bf16(p.dtype, [&](auto element) {
     using T = decltype(element);
-    constexpr int kVectorBytes = 16, kWidth = kVectorBytes / static_cast<int>(sizeof(T));
-    const bool has_vectors = p.head_dim % kWidth == 0 && reinterpret_cast<uintptr_t>(p.y) % kVectorBytes == 0 &&
-                             reinterpret_cast<uintptr_t>(b.dy) % kVectorBytes == 0;
-    int lanes = 1;
-    while (lanes < kWarp && lanes * (has_vectors ? kWidth : 1) < p.head_dim) lanes *= 2;
-    const dim3 grid(static_cast<unsigned>(ceil_div(p.tokens * p.heads, kThreads / lanes * kDeltaRows)));
-    return has_vectors ? launch_overlapped(attention_delta<T, kWidth>, grid, kThreads, 0, stream, b, lanes, turns)
-                       : launch_overlapped(attention_delta<T, 1>, grid, kThreads, 0, stream, b, lanes, turns);
+    constexpr int kVectorBytes = 16, kVector = kVectorBytes / static_cast<int>(sizeof(T));
+    const auto launch = [&](auto* kernel, int width) {
+      int lanes = 1;
+      while (lanes < kWarp && lanes * width < p.head_dim) lanes *= 2;
+      const dim3 grid(static_cast<unsigned>(ceil_div(p.tokens * p.heads, kThreads / lanes * kDeltaRows)));
+      return launch_overlapped(kernel, grid, kThreads, 0, stream, b, lanes, turns);
+    };
+    if (p.head_dim % kVector != 0) return launch(attention_delta<T, 1, true>, 1);
+    const bool is_aligned = (reinterpret_cast<uintptr_t>(p.y) | reinterpret_cast<uintptr_t>(b.dy)) % kVectorBytes == 0;
+    return is_aligned ? launch(attention_delta<T, kVector, true>, kVector)
+                      : launch(attention_delta<T, kVector, false>, kVector);
   });
 }
 

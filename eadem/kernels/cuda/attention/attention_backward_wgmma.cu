@@ -286,26 +286,42 @@ struct Work {
   }
 };
 
-// As find_gradient_tile, but for tiles of kKeys tokens in the order in which blocks take them: the order of additions,
-// a tile of each of `at_once` sequences, then the next one of each. So a block begins before those that wait for it,
-// and the second half of a sequence begins when much of the first is done. at_once is 32 at most. All threads of a warp
-// call it.
-__device__ bool find_keys(GradientTile& found, const AttentionParams& p, int32_t at_once, int32_t tile) {
+// The sequences, 32 at most, and the heads of keys that blocks take at once.
+struct AtOnce {
+  int32_t sequences, heads;
+};
+
+// The head and the tile of kKeys tokens that the block with this ticket takes: of the heads at once a tile of each of
+// the sequences at once, then the next one of each, in the order of additions. So a block begins before those that wait
+// for it, the second half of a sequence begins when much of the first is done, and what blocks read and add to at the
+// same time fits into the L2 cache. All threads of a warp call it. False if there is none.
+__device__ bool find_keys(GradientTile& found, int32_t& head, const AttentionParams& p, AtOnce at_once,
+                          int32_t ticket) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  for (int32_t first = 0; first < p.sequences; first += at_once) {
-    const bool is_sequence = lane < at_once && first + lane < p.sequences;
+  for (int32_t first = 0; first < p.sequences; first += at_once.sequences) {
+    const bool is_sequence = lane < at_once.sequences && first + lane < p.sequences;
     const int32_t own_first = is_sequence ? p.query_start[first + lane] : 0;
     const int32_t own_tokens = is_sequence ? p.query_start[first + lane + 1] - own_first : 0;
     const int32_t tiles = (own_tokens + kKeys - 1) / kKeys, half = first_half(tiles);
+    const int32_t all_tiles = __reduce_add_sync(kAllLanes, tiles);
+    if (ticket >= all_tiles * p.kv_heads) {
+      ticket -= all_tiles * p.kv_heads;
+      continue;
+    }
+    const int32_t first_head = ticket / (all_tiles * at_once.heads) * at_once.heads;
+    const int32_t heads = min(at_once.heads, p.kv_heads - first_head);
+    ticket -= first_head * all_tiles;
+    head = first_head + ticket % heads;
+    int32_t tile = ticket / heads;
     for (const bool is_first : {true, false})
       for (int32_t i = 0;; ++i) {
-        const unsigned having = __ballot_sync(~0u, (is_first ? half : tiles - half) > i);
+        const unsigned having = __ballot_sync(kAllLanes, (is_first ? half : tiles - half) > i);
         if (having == 0) break;
         if (tile < __popc(having)) {
           const auto s = static_cast<int>(__fns(having, 0, tile + 1));
-          const int32_t first_token = __shfl_sync(~0u, own_first, s);
-          found = {first_token, __shfl_sync(~0u, own_tokens, s),
-                   __shfl_sync(~0u, is_first ? half - 1 - i : half + i, s) * kKeys,
+          const int32_t first_token = __shfl_sync(kAllLanes, own_first, s);
+          found = {first_token, __shfl_sync(kAllLanes, own_tokens, s),
+                   __shfl_sync(kAllLanes, is_first ? half - 1 - i : half + i, s) * kKeys,
                    static_cast<int32_t>(ceil_div(first_token, kGradientTokens))};
           return true;
         }
@@ -570,7 +586,7 @@ __device__ void multiply(const AttentionBackwardParams& b, const Work& work, con
 template <int kD>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_gradients_wgmma(const __grid_constant__ AttentionBackwardParams b, const __grid_constant__ Maps maps,
-                              int32_t at_once, float exponent_scale) {
+                              AtOnce at_once, float exponent_scale) {
   using Sizes = Config<kD>;
   extern __shared__ uint8_t memory[];
   __shared__ Work work;
@@ -591,12 +607,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   if (threadIdx.x < kWarp) {
     // A block takes its work when it begins, so that those that it will wait for began before it.
-    const int32_t ticket = __shfl_sync(~0u, threadIdx.x == 0 ? atomicAdd(b.turns, 1) : 0, 0);
+    const int32_t ticket = __shfl_sync(kAllLanes, threadIdx.x == 0 ? atomicAdd(b.turns, 1) : 0, 0);
     GradientTile tile;
-    const bool found = find_keys(tile, b.forward, at_once, ticket / b.forward.kv_heads);
+    int32_t head = 0;
+    const bool found = find_keys(tile, head, b.forward, at_once, ticket);
     if (threadIdx.x == 0) {
       has_work = found;
-      if (found) work.set(b.forward, tile, ticket % b.forward.kv_heads);
+      if (found) work.set(b.forward, tile, head);
     }
   }
   __syncthreads();
@@ -669,10 +686,14 @@ cudaError_t launch(const AttentionBackwardParams& b, cudaStream_t stream) {
   const auto blocks = [&](int64_t rows, int32_t heads) {
     return dim3(static_cast<unsigned>((p.tokens / rows + p.sequences) * heads));
   };
-  // The first halves of that many sequences have about as many blocks as a device has multiprocessors.
-  constexpr int64_t kBlocksAtOnce = 128;
-  const int64_t halves = std::max<int64_t>(p.tokens / p.sequences / (2 * kKeys), 1) * p.kv_heads;
-  const auto at_once = static_cast<int32_t>(std::clamp<int64_t>((kBlocksAtOnce + halves - 1) / halves, 1, kWarp));
+  // First halves of so many sequences and heads have about as many blocks as a device has multiprocessors. Of one head
+  // at most 16 tiles run at a time, because each waits for the one before it.
+  constexpr int64_t kBlocksAtOnce = 128, kTilesAtOnce = 16;
+  const int64_t half = std::max<int64_t>(p.tokens / p.sequences / (2 * kKeys), 1);
+  const int64_t heads = std::min<int64_t>(ceil_div(kBlocksAtOnce, std::min(half, kTilesAtOnce)), p.kv_heads);
+  const AtOnce at_once = {
+      .sequences = static_cast<int32_t>(std::clamp<int64_t>(ceil_div(kBlocksAtOnce, half * heads), 1, kWarp)),
+      .heads = static_cast<int32_t>(heads)};
   error = launch_overlapped(attention_gradients_wgmma<kD>, blocks(kKeys, p.kv_heads), kThreads,
                             Config<kD>::kSharedBytes, stream, b, maps, at_once, p.scale * kLog2e);
   if (error != cudaSuccess || b.dq == nullptr) return error;
