@@ -11,7 +11,8 @@ namespace {
 enum Input { kQ, kK, kV, kQueryStart, kKvLength, kY, kLse, kDy };
 enum Output { kDq, kDk, kDv };
 
-// The shares of the bf16 rate that tensor cores reach (0.28 to 0.42), and f32 FMA that reads the columns for each row.
+// The shares of the bf16 rate that tensor cores reach (0.36 to 0.55 with 2,048 tokens and more), and f32 FMA that reads
+// the columns for each row.
 constexpr double kTensorCoreShare = 0.3, kRowsShare = 0.02;
 
 bool takes_tensor_cores(const KernelRequest& request) {

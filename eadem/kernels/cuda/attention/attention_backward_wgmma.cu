@@ -28,8 +28,8 @@ namespace {
 constexpr int kQueries = 64, kQueryTiles = kQueries / 8;  // of a chunk
 constexpr int kWarpgroupKeys = 64, kConsumers = 2, kKeys = kConsumers * kWarpgroupKeys;
 constexpr int kConsumerThreads = kConsumers * kWarpgroup, kThreads = kWarpgroup + kConsumerThreads;
-// The first warpgroup computes nothing: two of its warps copy rows into shared memory, and others add to the sums of
-// dq. Warps that add in turn, so that an addition begins before the one before is complete.
+// The first warpgroup computes nothing: two of its warps copy rows into shared memory, and two add to the sums of
+// dq in turn, so that an addition begins before the one before is complete.
 constexpr int kAdders = 2;
 constexpr int kCopyThreads = 64;
 static_assert(kCopyThreads + kAdders * kWarp == kWarpgroup);

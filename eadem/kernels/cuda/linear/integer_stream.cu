@@ -32,9 +32,10 @@ struct Shape {
   static constexpr int kMatrices = kGated ? 2 : 1;
   static constexpr int kItems = kRowTiles * kMatrices;  // of a chunk: those of `weight`, then those of `up`
   static constexpr int kThreadSums = (kOutputs * kTokens + kThreads - 1) / kThreads;  // of each matrix
-  // Floats of a chunk in shared memory: its terms [item][16 rows][kPitch], then the scale of each token. The terms of
-  // eight rows and eight tokens, which a warp stores together, lie in different banks.
-  static constexpr int kPitch = kTokens == 8 ? 8 : kTokens + 8;
+  // Floats of a chunk in shared memory: its terms [item][16 rows][kPitch], then the scale of each token. Of 32 tokens,
+  // the terms of eight rows and eight tokens, which a warp stores together, lie in different banks; for 16 that was
+  // slower.
+  static constexpr int kPitch = kTokens == 32 ? kTokens + 8 : kTokens;
   static constexpr int kTerms = kItems * kRowsOfItem * kPitch, kChunkTerms = kTerms + kTokens;
   // So many warps mostly have one chunk of each tile, and keep its tokens in registers. Where these are many, each item
   // is multiplied by one part of them after another.
