@@ -393,11 +393,17 @@ TEST_F(CudaInt8, RowsDoNotDependOnTheRowsBesideThem) {
 
 TEST_F(CudaInt8, FusedProductsHaveTheBitsOfTheirParts) {
   EADEM_SKIP_WITHOUT_HOPPER();
-  const int64_t in = 2304, out = 512;
+  struct Size {
+    int64_t in, out, rows;
+  };
+  // Of 4,096 columns, each of the 16 warps of a block keeps the tokens of its chunk; some blocks have two tiles.
+  constexpr Size kSizes[] = {{2304, 512, 1},   {2304, 512, 9},    {2304, 512, 30}, {2304, 512, 64}, {2304, 512, 130},
+                             {2304, 512, 300}, {2304, 512, 1500}, {4096, 2304, 1}, {4096, 2304, 8}, {4096, 2304, 16},
+                             {4096, 2304, 17}, {4096, 2304, 25},  {4096, 2304, 32}};
   const std::array<const char*, 2> pairs[] = {{"q4_k", "q6_k"}, {"int4_g128_f16", "int4_g128_bf16_zeros"}};
   for (const auto& [first, second] : pairs)
-    for (const int64_t rows : {1, 9, 30, 64, 130, 300, 1500}) {
-      SCOPED_TRACE(fmt::format("{} and {}, {} rows", first, second, rows));
+    for (const auto& [in, out, rows] : kSizes) {
+      SCOPED_TRACE(fmt::format("{} and {}, {} columns, {} rows", first, second, in, rows));
       const Weight gate(device_, first, {out, in}, 1), up(device_, second, {out, in}, 2),
           k(device_, first, {72, in}, 3);
       const Tensor x = random_on(device_, DType::bf16, {rows, in}, 4);

@@ -13,6 +13,7 @@
 // warpgroups is element (t * kConsumerThreads + n) * 4 + i. The first warpgroup has the first half of the columns.
 #include <algorithm>
 
+#include "eadem/kernels/cuda/attention/attention_gradient_order.cuh"
 #include "eadem/kernels/cuda/attention/attention_gradients.cuh"
 #include "eadem/kernels/cuda/instructions/bulk_sums.cuh"
 #include "eadem/kernels/cuda/instructions/mma.cuh"
@@ -113,13 +114,6 @@ struct Shared {
 // Matrices as [tokens, heads * kD], in boxes of 64 rows and a panel.
 struct Maps {
   CUtensorMap k, v, q, dy;
-};
-
-// A head's rows of a matrix [tokens, heads, kD].
-struct HeadRows {
-  const __nv_bfloat16* first;  // the first token of the sequence
-  int64_t stride;              // elements
-  int32_t tokens;              // of the sequence
 };
 
 // The thread's lane, read where it is used: the compiler keeps no register through all chunks for what depends on it.
@@ -243,106 +237,6 @@ __device__ void store_rows(void* to, const float (&sum)[kD / 8][4], float scale,
     for (int t = 0; t < kD / 8; ++t) y[t * 4] = pack_bf16(sum[t][2 * half] * scale, sum[t][2 * half + 1] * scale);
   }
 }
-
-// How many of a sequence's tiles of keys are its first half. Their blocks add to the sums of dq before those of the
-// second half. In the first half the block of the last keys is the first to add: if all begin together, it is the first
-// that comes to a chunk. In the second half it is the block of the first keys.
-__device__ int32_t first_half(int32_t tiles) { return (tiles + 1) / 2; }
-
-// The work of a block, in shared memory: its keys, of one head, and the queries that see them, in chunks, one head of
-// the group after the other.
-struct Work {
-  GradientTile tile;
-  int32_t head, group;  // of keys; heads of queries for each
-  int32_t end_chunk;    // where the queries end, rounded up to chunks
-  int32_t steps;        // chunks of all heads of the group
-
-  __device__ void set(const AttentionParams& p, const GradientTile& found, int32_t key_head) {
-    tile = found, head = key_head, group = p.heads / p.kv_heads;
-    const int32_t end_key = min(tile.row + kKeys, tile.tokens);
-    const int32_t end = p.window > 0 ? min(end_key - 1 + p.window, tile.tokens) : tile.tokens;
-    end_chunk = tile.row + (end - tile.row + kQueries - 1) / kQueries * kQueries;
-    steps = (end_chunk - tile.row) / kQueries * group;
-  }
-
-  // Whether all of 64 rows belong to the sequence.
-  __device__ bool fills(int32_t row) const { return row + kQueries <= tile.tokens; }
-  // The rows of a head of a matrix.
-  template <int kD>
-  __device__ HeadRows rows_of(const void* matrix, int32_t heads, int32_t of) const {
-    return {static_cast<const __nv_bfloat16*>(matrix) + (int64_t{tile.first_token} * heads + of) * kD,
-            int64_t{heads} * kD, tile.tokens};
-  }
-  // Where the sums of a chunk are, counted in chunks.
-  __device__ int64_t chunk_at(const AttentionParams& p, int32_t query, int32_t of) const {
-    return int64_t{tile.first_chunk + query / kQueries} * p.heads + of;
-  }
-  // How many blocks add to a chunk before this one.
-  __device__ int32_t turn_at(const AttentionParams& p, int32_t query) const {
-    const int32_t own = tile.row / kKeys, half = first_half((tile.tokens + kKeys - 1) / kKeys);
-    if (own < half) return min(query / kKeys, half - 1) - own;
-    const int32_t first_key = p.window > 0 ? max(query + 1 - p.window, 0) : 0;
-    return own - first_key / kKeys;
-  }
-};
-
-// The sequences, 32 at most, and the heads of keys that blocks take at once.
-struct AtOnce {
-  int32_t sequences, heads;
-};
-
-// The head and the tile of kKeys tokens that the block with this ticket takes: of the heads at once a tile of each of
-// the sequences at once, then the next one of each, in the order of additions. So a block begins before those that wait
-// for it, the second half of a sequence begins when much of the first is done, and what blocks read and add to at the
-// same time fits into the L2 cache. All threads of a warp call it. False if there is none.
-__device__ bool find_keys(GradientTile& found, int32_t& head, const AttentionParams& p, AtOnce at_once,
-                          int32_t ticket) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  for (int32_t first = 0; first < p.sequences; first += at_once.sequences) {
-    const bool is_sequence = lane < at_once.sequences && first + lane < p.sequences;
-    const int32_t own_first = is_sequence ? p.query_start[first + lane] : 0;
-    const int32_t own_tokens = is_sequence ? p.query_start[first + lane + 1] - own_first : 0;
-    const int32_t tiles = (own_tokens + kKeys - 1) / kKeys, half = first_half(tiles);
-    const int32_t all_tiles = __reduce_add_sync(kAllLanes, tiles);
-    if (ticket >= all_tiles * p.kv_heads) {
-      ticket -= all_tiles * p.kv_heads;
-      continue;
-    }
-    const int32_t first_head = ticket / (all_tiles * at_once.heads) * at_once.heads;
-    const int32_t heads = min(at_once.heads, p.kv_heads - first_head);
-    ticket -= first_head * all_tiles;
-    head = first_head + ticket % heads;
-    int32_t tile = ticket / heads;
-    for (const bool is_first : {true, false})
-      for (int32_t i = 0;; ++i) {
-        const unsigned having = __ballot_sync(kAllLanes, (is_first ? half : tiles - half) > i);
-        if (having == 0) break;
-        if (tile < __popc(having)) {
-          const auto s = static_cast<int>(__fns(having, 0, tile + 1));
-          const int32_t first_token = __shfl_sync(kAllLanes, own_first, s);
-          found = {first_token, __shfl_sync(kAllLanes, own_tokens, s),
-                   __shfl_sync(kAllLanes, is_first ? half - 1 - i : half + i, s) * kKeys,
-                   static_cast<int32_t>(ceil_div(first_token, kGradientTokens))};
-          return true;
-        }
-        tile -= __popc(having);
-      }
-  }
-  return false;
-}
-
-// The chunk of a step.
-struct Chunk {
-  int32_t query, head;
-
-  __device__ Chunk(const Work& work, int32_t step) : query(work.tile.row), head(work.head * work.group) {
-    advance(work, step);
-  }
-  __device__ void advance(const Work& work, int32_t steps) {
-    query += steps * kQueries;
-    while (query >= work.end_chunk) query -= work.end_chunk - work.tile.row, ++head;
-  }
-};
 
 // Copies the keys and values, then chunks of queries. One thread copies boxes whose rows all belong to the sequence;
 // else each thread copies a row.
