@@ -399,7 +399,7 @@ TEST_F(CudaInt8, FusedProductsHaveTheBitsOfTheirParts) {
   // Blocks take several tiles of the last two kinds of sizes; for the last one they have a warp for each chunk.
   constexpr Size kSizes[] = {{2304, 512, 1},   {2304, 512, 9},    {2304, 512, 30},  {2304, 512, 64}, {2304, 512, 130},
                              {2304, 512, 300}, {2304, 512, 1500}, {4096, 2304, 1},  {4096, 2304, 8}, {4096, 2304, 16},
-                             {4096, 2304, 17}, {4096, 2304, 25},  {4096, 2304, 32}, {4096, 8512, 8}};
+                             {4096, 2304, 17}, {4096, 2304, 25},  {4096, 2304, 32}, {4096, 8704, 8}};
   const std::array<const char*, 2> pairs[] = {{"q4_k", "q6_k"}, {"int4_g128_f16", "int4_g128_bf16_zeros"}};
   for (const auto& [first, second] : pairs)
     for (const auto& [in, out, rows] : kSizes) {

@@ -221,17 +221,18 @@ struct IntegerRows {
         tokens(tokens_) {}
 };
 
-// What a lane multiplies of a chunk, for kTiles tiles of eight tokens.
+// What a lane multiplies of a chunk, for kTiles tiles of eight tokens from `first_tile` on.
 template <int kTiles>
 struct IntegerTokens {
   uint4 codes[kTiles][kFragmentPieces];  // of token g
   uint32_t sums[kTiles][2];              // of token g, of the halves of groups t and t + 4: f16
 
   IntegerTokens() = default;
-  __device__ IntegerTokens(const IntegerRows& rows, const LinearStreamParams& p, int chunk, int lane) {
+  __device__ IntegerTokens(const IntegerRows& rows, const LinearStreamParams& p, int chunk, int lane,
+                           int first_tile = 0) {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      const int token = min(t * 8 + lane / 4, rows.tokens - 1);
+      const int token = min((first_tile + t) * 8 + lane / 4, rows.tokens - 1);
       const auto* from = reinterpret_cast<const uint4*>(rows.codes + token * p.in + chunk * kIntegerChunk);
 #pragma unroll
       for (int piece = 0; piece < kFragmentPieces; ++piece) codes[t][piece] = __ldg(from + piece * 4);

@@ -31,10 +31,17 @@ struct Shape {
   static constexpr int kTokens = kTokenTiles * 8, kOutputs = kRowTiles * kRowsOfItem;
   static constexpr int kMatrices = kGated ? 2 : 1;
   static constexpr int kItems = kRowTiles * kMatrices;  // of a chunk: those of `weight`, then those of `up`
-  static constexpr int kTileSums = kItems * kRowsOfItem * kTokens;
-  static constexpr int kThreadSums = (kTileSums / kMatrices + kThreads - 1) / kThreads;  // of each matrix
-  // Floats of a chunk in shared memory: its terms [item][16 rows][tokens], then the scale of each token.
-  static constexpr int kChunkTerms = kTileSums + kTokens;
+  static constexpr int kThreadSums = (kOutputs * kTokens + kThreads - 1) / kThreads;  // of each matrix
+  // Floats of a chunk in shared memory: its terms [item][16 rows][kPitch], then the scale of each token. Of 32 tokens,
+  // the terms of eight rows and eight tokens, which a warp stores together, lie in different banks; for 16 that was
+  // slower.
+  static constexpr int kPitch = kTokens == 32 ? kTokens + 8 : kTokens;
+  static constexpr int kTerms = kItems * kRowsOfItem * kPitch, kChunkTerms = kTerms + kTokens;
+  // So many warps mostly have one chunk of each tile, and keep its tokens in registers. Where these are many, each item
+  // is multiplied by one part of them after another.
+  static constexpr bool kKeepsTokens = kWarps == 16;
+  static constexpr int kPartTiles = kKeepsTokens ? std::min(kTokenTiles, 2) : kTokenTiles,
+                       kParts = kTokenTiles / kPartTiles;
   static_assert(kTokens <= kWarp && kWarps <= kMostWarps);
 };
 
@@ -96,6 +103,23 @@ struct Place {
   }
 };
 
+// What a lane multiplies of a chunk, and the scale of token `lane` there.
+template <typename S>
+struct Tokens {
+  int chunk = -1;
+  float scale;
+  IntegerTokens<S::kPartTiles> parts[S::kParts];
+
+  Tokens() = default;
+  __device__ Tokens(const IntegerRows& rows, const LinearStreamParams& p, int chunk_, int lane) : chunk(chunk_) {
+    const int padded = (rows.tokens + 7) / 8 * 8;
+    scale = __ldg(p.x_scales + chunk * padded + min(lane, padded - 1));
+#pragma unroll
+    for (int part = 0; part < S::kParts; ++part)
+      parts[part] = IntegerTokens<S::kPartTiles>(rows, p, chunk, lane, part * S::kPartTiles);
+  }
+};
+
 // Dynamic shared memory has the warps' rings of `stages` blocks of `pitch` bytes, then the terms of `round_chunks`
 // chunks. A round is a whole number of turns of the warps.
 template <typename Y, typename S>
@@ -143,8 +167,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   }
   wait_for_earlier_kernels();
 
-  const int tokens = static_cast<int>(product.tokens), padded_tokens = (tokens + 7) / 8 * 8;
+  const int tokens = static_cast<int>(product.tokens);
   const IntegerRows rows(product, tokens, lane);
+  Tokens<S> x;
   int stage = 0;
   uint32_t parity = 0;
   for (int tile = first_tile; tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
@@ -154,39 +179,40 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       const int round_end = min(round + round_chunks, num_chunks);
       // 1. This warp's chunks of the round.
       for (int chunk = round + warp; chunk < round_end; chunk += kWarps) {
-        const IntegerTokens<S::kTokenTiles> x(rows, product, chunk, lane);
+        if (!S::kKeepsTokens || chunk != x.chunk) x = Tokens<S>(rows, product, chunk, lane);
         float* const terms_of_chunk = terms + (chunk - round) * S::kChunkTerms;
-        if (lane < S::kTokens)
-          terms_of_chunk[S::kTileSums + lane] =
-              __ldg(product.x_scales + chunk * padded_tokens + min(lane, padded_tokens - 1));
+        if (lane < S::kTokens) terms_of_chunk[S::kTerms + lane] = x.scale;
 #pragma unroll 1
         for (int i = 0; i < S::kItems; ++i) {
           now.item = i;
           barrier_wait(full + static_cast<uint32_t>(stage) * kBarrierBytes, parity);
-          float* const to = terms_of_chunk + i * kRowsOfItem * S::kTokens;
+          float* const to = terms_of_chunk + i * kRowsOfItem * S::kPitch;
           if (now.exists(p)) {
             const FragmentLayout& layout = now.layout(p);
             const uint8_t* block = ring + stage * pitch;
-            float u[S::kTokenTiles][4];
-            if constexpr (S::kGroups) {
-              // A layout that is constant needs no instructions to find its scales and their type.
-              if (constexpr FragmentLayout kKnown = kKnownLayouts[kGroupLayout]; layout.known == kGroupLayout) {
-                const FragmentLayout known = kKnown;
-                multiply_groups(u, x, known, block, lane);
+#pragma unroll
+            for (int part = 0; part < S::kParts; ++part) {
+              float u[S::kPartTiles][4];
+              if constexpr (S::kGroups) {
+                // A layout that is constant needs no instructions to find its scales and their type.
+                if (constexpr FragmentLayout kKnown = kKnownLayouts[kGroupLayout]; layout.known == kGroupLayout) {
+                  const FragmentLayout known = kKnown;
+                  multiply_groups(u, x.parts[part], known, block, lane);
+                } else {
+                  multiply_groups(u, x.parts[part], layout, block, lane);
+                }
+              } else if (layout.code == FragmentLayout::Code::bits6) {
+                multiply_six_bits(u, x.parts[part], block, lane);
               } else {
-                multiply_groups(u, x, layout, block, lane);
+                multiply_four_bits(u, x.parts[part], block, lane);
               }
-            } else if (layout.code == FragmentLayout::Code::bits6) {
-              multiply_six_bits(u, x, block, lane);
-            } else {
-              multiply_four_bits(u, x, block, lane);
+#pragma unroll
+              for (int t = 0; t < S::kPartTiles; ++t)
+#pragma unroll
+                for (int r = 0; r < 2; ++r)
+                  *reinterpret_cast<float2*>(to + (lane / 4 + 8 * r) * S::kPitch + (part * S::kPartTiles + t) * 8 +
+                                             lane % 4 * 2) = make_float2(u[t][2 * r], u[t][2 * r + 1]);
             }
-#pragma unroll
-            for (int t = 0; t < S::kTokenTiles; ++t)
-#pragma unroll
-              for (int r = 0; r < 2; ++r)
-                *reinterpret_cast<float2*>(to + (lane / 4 + 8 * r) * S::kTokens + t * 8 + lane % 4 * 2) =
-                    make_float2(u[t][2 * r], u[t][2 * r + 1]);
           }
           __syncwarp();
           if (lane == 0) copy_next();
@@ -199,13 +225,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       for (int n = 0; n < S::kThreadSums; ++n) {
         const int at = n * kThreads + static_cast<int>(threadIdx.x);
         if (at >= S::kOutputs * S::kTokens || at % S::kTokens >= tokens) continue;
+        const int term = at / S::kTokens * S::kPitch + at % S::kTokens;
 #pragma unroll 8
         for (int chunk = 0; chunk < round_end - round; ++chunk) {
           const float* of_chunk = terms + chunk * S::kChunkTerms;
-          const float scale = of_chunk[S::kTileSums + at % S::kTokens];
+          const float scale = of_chunk[S::kTerms + at % S::kTokens];
 #pragma unroll
           for (int m = 0; m < S::kMatrices; ++m)
-            sum[m][n] = fmaf(of_chunk[m * S::kOutputs * S::kTokens + at], scale, sum[m][n]);
+            sum[m][n] = fmaf(of_chunk[m * S::kOutputs * S::kPitch + term], scale, sum[m][n]);
         }
       }
       __syncthreads();
@@ -268,6 +295,8 @@ cudaError_t launch_rows(const PackedStreamParams& p, cudaStream_t stream) {
     return launch_shape<Y, Shape<kGroups, 1, 1, 3, kGated>>(p, stream);
   }
   if (p.product.tokens <= 16) return launch_shape<Y, Shape<kGroups, 2, 1, 2, kGated>>(p, stream);
+  if constexpr (kGated)
+    if (p.product.in / kIntegerChunk % 16 == 0) return launch_shape<Y, Shape<kGroups, 4, 1, 1, kGated, 16>>(p, stream);
   return launch_shape<Y, Shape<kGroups, 4, kGated ? 1 : 2, 1, kGated>>(p, stream);
 }
 
