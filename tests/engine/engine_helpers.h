@@ -6,11 +6,15 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "eadem/core/encodings/row_encoding.h"
+#include "eadem/models/config/model_config.h"
 #include "tests/engine/step_loop.h"
 
 namespace eadem::engine {
@@ -104,6 +108,54 @@ inline std::vector<float> logits_in_chunks(InferEngine& engine, const std::vecto
   std::vector<int64_t> ends;
   for (int chunk : chunks) ends.push_back((ends.empty() ? 0 : ends.back()) + chunk);
   return logits_at(engine, {tokens}, ends)[0];
+}
+
+using MakeEngine = std::function<std::unique_ptr<InferEngine>(const CacheConfig& cache, int threads)>;
+
+// Three sequences of `length` tokens have the bits of each alone, in any steps, places and number of threads.
+inline void expect_same_bits_everywhere(const MakeEngine& engine_of, int64_t length, const std::string& model) {
+  const StaticKVCacheConfig one_place{.max_batch_size = 3, .max_cache_len = length + 4};
+  const auto contiguous = engine_of(one_place, 2);
+  const int64_t vocab = contiguous->model().info().vocab;
+  const std::vector<std::vector<int32_t>> all = {tokens_of(length, vocab, 1), tokens_of(length, vocab, 2),
+                                                 tokens_of(length, vocab, 3)};
+  std::vector<std::vector<float>> whole;
+  for (const std::vector<int32_t>& each : all) whole.push_back(logits_of(*contiguous, {each}, length)[0]);
+  for (const float logit : whole[0]) ASSERT_TRUE(std::isfinite(logit)) << model;
+  const auto expect = [&](InferEngine& engine, int64_t chunk, const std::string& where) {
+    const auto together = logits_of(engine, all, chunk);
+    for (size_t i = 0; i < all.size(); ++i)
+      expect_same_bits(whole[i], together[i], fmt::format("{} {}: sequence {} of three", model, where, i));
+  };
+  expect_same_bits(whole[0], logits_of(*contiguous, {all[0]}, 1)[0], fmt::format("{} token by token", model));
+  expect(*contiguous, 7, "contiguous");
+  expect(*engine_of(one_place, 3), 36, "three threads");
+  for (const int64_t block_size : {1, 5, 16})
+    expect(
+        *engine_of(PagedKVCacheConfig{.block_size = block_size, .max_batch_size = 3, .max_cache_len = length + 4}, 2),
+        11, fmt::format("blocks of {}", block_size));
+}
+
+// The same for the model of a config.json with random weights, on every instruction set there is, with a cache of type
+// `kv`.
+inline void expect_same_bits_on_every_isa(const std::string& config, const std::string& kv, int64_t length) {
+  const auto model = models::model_from_config(io::JsonReader::parse(config, "config"));
+  for (const Isa isa : available_isas()) {
+    const std::string name(isa_name(isa));
+    expect_same_bits_everywhere(
+        [&](const CacheConfig& cache, int threads) {
+          EngineOptions options;
+          options.max_logit_rows = 3 * length;
+          options.hardware.kv_cache = kv_cache_type(kv).value();
+          options.cache = cache;
+          auto engine = std::make_unique<InferEngine>(model, open_device("cpu", {.num_threads = threads, .isa = name}),
+                                                      options, model->spec());
+          engine->load_random(7, 0.3);
+          return engine;
+        },
+        length, name);
+    if (testing::Test::HasFailure()) return;
+  }
 }
 
 // Returns the tokens that a scheduler gives each request; requests are added in this order.

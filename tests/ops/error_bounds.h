@@ -20,7 +20,7 @@ namespace eadem::test {
 // with the keys of an int8 cache the query; that is the larger part of the bound. `rounds_to_bf16`: the kernel rounds
 // to bf16 what it multiplies with weights or values: linear its x and dy (kernels/cpu/linear/amx.h), attention the
 // exponentials of its scores (kernels/cuda/attention/attention_tiles.cuh). `bf16_parts`: attention multiplies queries
-// and these exponentials as sums of two bf16 numbers (kernels/cpu/attention/latent_tiles.h).
+// and these exponentials as sums of two bf16 numbers (kernels/cpu/attention/tiled_rows.h).
 std::vector<std::vector<double>> error_bounds(const ops::Op& op, kernels::Pass pass,
                                               std::span<const ops::RefTensor> inputs,
                                               std::span<const ops::RefTensor> expected,

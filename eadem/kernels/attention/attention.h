@@ -32,9 +32,9 @@
 // query to 8 bits as RowEncoding rounds a row, so that scores are sums of products of integers, which are exact; that
 // moves a score by at most
 //   scale * max |q| / 254 * sum |k|.
-// With tiles of bf16 (Isa::amx), keys in bf16, values that are the first columns of rows as wide as keys, and both
-// widths multiples of 32, the CPU multiplies each number of a query and each exp(score) as the sum of two bf16 numbers.
-// The sum is within 2^-17 of the number. That moves a score by at most
+// With tiles of bf16 (Isa::amx), keys and values in bf16 and head_dim and value_dim multiples of 32, the CPU multiplies
+// each number of a query and each exp(score) as the sum of two bf16 numbers. The sum is within 2^-17 of the number.
+// That moves a score by at most
 //   2^-17 * scale * sum |q k|
 // and then y by at most 2^-17 * sum_j softmax_j |v_j| more.
 // Where backward_input allows bf16 and the processor has products of bf16, the CPU's backward pass rounds q, k, v, dy,

@@ -6,10 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <functional>
 
-#include "eadem/core/encodings/row_encoding.h"
-#include "eadem/models/config/model_config.h"
 #include "tests/engine/engine_helpers.h"
 
 namespace eadem::engine {
@@ -27,32 +24,6 @@ class LatentCaches : public testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(Types, LatentCaches, testing::Values("f32", "bf16", "f16", "int8", "fp8_e4m3"),
                          [](const auto& info) { return std::string(info.param); });
 
-using MakeEngine = std::function<std::unique_ptr<InferEngine>(const CacheConfig& cache, int threads)>;
-
-// Three sequences of `length` tokens have the bits of each alone, in any steps, places and number of threads.
-void expect_same_bits_everywhere(const MakeEngine& engine_of, int64_t length, const std::string& model) {
-  const StaticKVCacheConfig one_place{.max_batch_size = 3, .max_cache_len = length + 4};
-  const auto contiguous = engine_of(one_place, 2);
-  const int64_t vocab = contiguous->model().info().vocab;
-  const std::vector<std::vector<int32_t>> all = {tokens_of(length, vocab, 1), tokens_of(length, vocab, 2),
-                                                 tokens_of(length, vocab, 3)};
-  std::vector<std::vector<float>> whole;
-  for (const std::vector<int32_t>& each : all) whole.push_back(logits_of(*contiguous, {each}, length)[0]);
-  for (const float logit : whole[0]) ASSERT_TRUE(std::isfinite(logit)) << model;
-  const auto expect = [&](InferEngine& engine, int64_t chunk, const std::string& where) {
-    const auto together = logits_of(engine, all, chunk);
-    for (size_t i = 0; i < all.size(); ++i)
-      expect_same_bits(whole[i], together[i], fmt::format("{} {}: sequence {} of three", model, where, i));
-  };
-  expect_same_bits(whole[0], logits_of(*contiguous, {all[0]}, 1)[0], fmt::format("{} token by token", model));
-  expect(*contiguous, 7, "contiguous");
-  expect(*engine_of(one_place, 3), 36, "three threads");
-  for (const int64_t block_size : {1, 5, 16})
-    expect(
-        *engine_of(PagedKVCacheConfig{.block_size = block_size, .max_batch_size = 3, .max_cache_len = length + 4}, 2),
-        11, fmt::format("blocks of {}", block_size));
-}
-
 // kimi_linear has states per sequence beside the rows of its layers with latent attention, and deepseek_v32 the keys of
 // an indexer, which selects 13 tokens.
 TEST_P(LatentCaches, StepsBatchesAndPlacesDoNotChangeBits) {
@@ -61,33 +32,17 @@ TEST_P(LatentCaches, StepsBatchesAndPlacesDoNotChangeBits) {
                                 36, model);
 }
 
-// Latents as wide as tiles multiply (kernels/cpu/attention/latent_tiles.h), where their cache is bf16; 70 tokens are in
+// Latents as wide as tiles multiply (kernels/cpu/attention/tiled_rows.h), where their cache is bf16; 70 tokens are in
 // two chunks of keys.
 TEST_P(LatentCaches, OfWideLatentsDoNotChangeBitsEither) {
-  const auto model = models::model_from_config(io::JsonReader::parse(
+  expect_same_bits_on_every_isa(
       R"({"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "hidden_act": "silu",
           "hidden_size": 36, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
           "num_key_value_heads": 3, "kv_lora_rank": 64, "q_lora_rank": null, "qk_nope_head_dim": 10,
           "qk_rope_head_dim": 32, "v_head_dim": 12, "n_routed_experts": 6, "n_shared_experts": 2,
           "num_experts_per_tok": 3, "moe_intermediate_size": 10, "first_k_dense_replace": 1, "rms_norm_eps": 1e-06,
           "vocab_size": 72, "max_position_embeddings": 128, "rope_theta": 10000.0, "tie_word_embeddings": false})",
-      "config"));
-  for (const Isa isa : available_isas()) {
-    const std::string name(isa_name(isa));
-    expect_same_bits_everywhere(
-        [&](const CacheConfig& cache, int threads) {
-          EngineOptions options;
-          options.max_logit_rows = 3 * 70;
-          options.hardware.kv_cache = kv_cache_type(GetParam()).value();
-          options.cache = cache;
-          auto engine = std::make_unique<InferEngine>(model, open_device("cpu", {.num_threads = threads, .isa = name}),
-                                                      options, model->spec());
-          engine->load_random(7, 0.3);
-          return engine;
-        },
-        70, name);
-    if (HasFailure()) return;
-  }
+      GetParam(), 70);
 }
 
 struct Answers {

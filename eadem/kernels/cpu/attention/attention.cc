@@ -109,9 +109,11 @@ int64_t split_floats(const Attention& a, const SymbolValues& bounds, int64_t blo
   const int64_t reach = std::max(a.window, a.chunk);
   const int64_t splits =
       std::min(ceil_div(positions, kSplit), reach > 0 ? (reach + rows_of_splits(a)) / kSplit + 2 : positions);
-  const int64_t rows = std::min({bounds[Symbol::tokens] * a.heads, most_divided_blocks(threads) * rows_of_splits(a),
-                                 bounds[Symbol::sequences] * a.kv_heads * rows_of_splits(a)});
-  return rows * splits * Gathered::floats(1, a.value_width());
+  const int64_t blocks = std::min(most_divided_blocks(threads), bounds[Symbol::sequences] * a.kv_heads);
+  const int64_t rows = std::min(bounds[Symbol::tokens] * a.heads, blocks * rows_of_splits(a));
+  // Each block's rows are stored apart.
+  const int64_t stored = std::min(rows + blocks * (a.stored_rows(1) - 1), blocks * a.stored_rows(rows_of_splits(a)));
+  return splits * (Gathered::floats(stored, a.value_width()) + blocks * kPanelWidth);
 }
 
 // Computes every block with all of its keys; blocks are numbered in the order of sequences.
@@ -155,7 +157,7 @@ void run_splits(const AttentionPlan& plan, CpuDevice& device, const Attention& a
   ThreadPool& pool = device.pool();
   float* results = scratch + pool.num_threads() * plan.worker_floats;
   // The states of a sequence lie by kv head, then by split, then by row.
-  const auto floats_of = [&](int64_t sequence) { return Gathered::floats(rows_of(sequence), a.value_width()); };
+  const auto floats_of = [&](int64_t sequence) { return Gathered::floats(a, rows_of(sequence)); };
   const auto results_of = [&](int64_t sequence, int64_t kv_head) {
     float* at = results;
     for (int64_t s = 0; s < sequence; ++s) at += a.kv_heads * splits_of(s) * floats_of(s);
@@ -222,11 +224,9 @@ AttentionPlan attention_plan(const CpuDevice& device, const Attention& sizes, co
   AttentionPlan plan{.shape = sizes, .routines = {}, .cached = block_size > 0};
   Attention& shape = plan.shape;
   shape.kv_encoding = RowEncoding::of(keys.encoding);
-  // Values in the first columns of rows like those of keys are latents. What decides is the same for every rank, step
-  // and place of the rows, so that bits depend on none of these.
-  shape.latent_tiles = device.isa() == Isa::amx && keys.dtype == DType::bf16 && keys.encoding == nullptr &&
-                       sizes.value_row == sizes.head_dim && sizes.value_dim < sizes.head_dim &&
-                       sizes.head_dim % kLatentStep == 0 && sizes.value_dim % kLatentStep == 0;
+  // What decides is the same for every rank, step and place of the rows, so that bits depend on none of these.
+  shape.on_tiles = device.isa() == Isa::amx && keys.dtype == DType::bf16 && keys.encoding == nullptr &&
+                   sizes.head_dim % kTiledStep == 0 && sizes.value_dim % kTiledStep == 0;
   shape.byte_dots = shape.rounds_queries() && has_byte_dots(device.isa()) && device.isa() != Isa::neon_dotprod;
   plan.routines = EADEM_CPU_DISPATCH(attention_routines, device.isa())(keys.dtype, shape.kv_encoding);
   plan.worker_floats = ForwardScratch::floats(shape);

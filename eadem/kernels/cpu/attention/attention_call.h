@@ -10,6 +10,7 @@
 
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/attention/attention.h"
+#include "eadem/kernels/cpu/attention/tiled_rows.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
 #include "eadem/kernels/cpu/support.h"
 
@@ -41,10 +42,10 @@ struct Attention {
   const RowEncoding* kv_encoding;    // encoding of a cache; null: plain
   const float *k_scales, *v_scales;  // encoded: [num_blocks, kv_heads, block_size]
   bool byte_dots;                    // queries are rounded, and the processor has 8-bit dot products
-  bool latent_tiles;           // rows of bf16 whose first columns are values, multiplied on tiles (latent_tiles.h)
-  const int32_t* query_start;  // [sequences + 1]
-  const int32_t* kv_length;    // [sequences]
-  const int32_t* block_table;  // [sequences, max_blocks]; null: direct
+  bool on_tiles;                     // keys and values of bf16 are multiplied on tiles (tiled_rows.h)
+  const int32_t* query_start;        // [sequences + 1]
+  const int32_t* kv_length;          // [sequences]
+  const int32_t* block_table;        // [sequences, max_blocks]; null: direct
   int64_t max_blocks, block_size;
   int64_t sequences, heads, kv_heads, head_dim, value_dim, window, chunk;
   float scale, softcap;
@@ -63,7 +64,9 @@ struct Attention {
   int64_t width() const { return padded(head_dim); }
   // Rows of results for tiles are an odd number of cache lines. Rows at multiples of 2 KB share a few sets of the first
   // cache: with them 512 prompt tokens of DeepSeek-V2-Lite's heads take 1.03 times as long.
-  int64_t value_width() const { return padded(value_dim) + (latent_tiles ? kPanelWidth : 0); }
+  int64_t value_width() const { return padded(value_dim) + (on_tiles ? kPanelWidth : 0); }
+  // Rows of results that scratch has for `rows` rows.
+  int64_t stored_rows(int64_t rows) const { return on_tiles ? round_up(rows, kTiledGroup) : rows; }
   int64_t block_tokens() const { return std::max<int64_t>(1, kBlockRows / group()); }
   int64_t block_rows() const { return block_tokens() * group(); }
   // The first key that the token at `position` sees.
@@ -79,9 +82,15 @@ struct Gathered {
   float *most, *sum;  // [rows]; a sum of 0 means that no key was seen yet
   float* out;         // [rows, width]: that of values
 
-  static int64_t floats(int64_t rows, int64_t width) { return rows * (width + 2); }
+  static int64_t floats(int64_t rows, int64_t width) { return before_out(rows) + rows * width; }
+  // The same of rows of attention `a`.
+  static int64_t floats(const Attention& a, int64_t rows) { return floats(a.stored_rows(rows), a.value_width()); }
   Gathered() = default;
-  Gathered(float* p, int64_t rows) : most(p), sum(p + rows), out(p + 2 * rows) {}
+  Gathered(float* p, int64_t rows) : most(p), sum(p + rows), out(p + before_out(rows)) {}
+
+ private:
+  // Rows of results begin with a cache line.
+  static int64_t before_out(int64_t rows) { return round_up(2 * rows, kPanelWidth); }
 };
 
 // The tasks of one instruction set and one type of keys and values. The scratch of a task has

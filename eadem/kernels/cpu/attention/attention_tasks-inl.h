@@ -6,8 +6,9 @@
 // are keys), and both products are the blocks of matmul-inl.h. For a few rows, as in decode, keys and values are read
 // in place (cached_rows-inl.h); for about as many as a panel has, the rows stand in the lanes (rows_in_lanes-inl.h).
 // Every score is one chain over head_dim, every output one chain over the chunk's positions, and chunks and splits
-// begin at fixed absolute positions: a row's bits do not depend on the rows beside it. Latents in bf16 are multiplied
-// on tiles where the processor has them, for any number of rows; their sums are those of latent_tiles.h.
+// begin at fixed absolute positions: a row's bits do not depend on the rows beside it. Keys and values in
+// bf16 are multiplied on tiles where the processor has them, for any number of rows; their sums are those of
+// tiled_rows.h.
 //
 // A masked score has weight exactly 0 and adds 0 * v, which changes nothing as long as v is finite. Only the sign of a
 // zero could change, so it is cleared at the end.
@@ -24,6 +25,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -31,8 +33,8 @@
 #include "eadem/kernels/cpu/attention/attention_call.h"
 #include "eadem/kernels/cpu/attention/cached_rows-inl.h"
 #include "eadem/kernels/cpu/attention/code_scores-inl.h"
-#include "eadem/kernels/cpu/attention/latent_tiles.h"
 #include "eadem/kernels/cpu/attention/rows_in_lanes-inl.h"
+#include "eadem/kernels/cpu/attention/tiled_rows.h"
 #include "eadem/kernels/cpu/linear/encode_row-inl.h"
 #include "eadem/kernels/cpu/linear/matmul-inl.h"
 
@@ -63,33 +65,32 @@ struct ForwardScratch {
   int32_t* q_starts;                 // [rows]: -128 times the sum of a row's codes
   float* row_scales;                 // [rows]: the factor of this row's scores
   Gathered split, all;               // the state of the current split, and of all splits so far
-  float* scores;                     // [rows, kChunk]; with latent_tiles as many rows as whole groups have
+  float* scores;                     // [rows, kChunk]; with on_tiles as many rows as whole groups have
   float *keys, *values;              // [kChunk, width], of each its own
   float* keys_t;                     // [head_dim, kChunk]; with rows in lanes, queries [head_dim, kRowsInLanes]
   float *key_scales, *value_scales;  // [kChunk]
   float* new_most;                   // [rows]
-  void* tile_queries;                // with latent_tiles
+  void* tile_queries;                // with on_tiles
 
   static int64_t floats(const Attention& a) {
     const int64_t rows = a.block_rows(), width = a.width(), value_width = a.value_width();
-    return round_up(rows * (width + width / 4 + 3) + round_up(rows, kLatentGroup) * kChunk +
-                        2 * Gathered::floats(rows, value_width) + kChunk * (2 * width + value_width + 2) +
-                        tile_floats(a),
+    return round_up(rows * (width + width / 4 + 3) + round_up(rows, kTiledGroup) * kChunk +
+                        2 * Gathered::floats(a, rows) + kChunk * (2 * width + value_width + 2) + tile_floats(a),
                     kPanelWidth);
   }
   static int64_t tile_floats(const Attention& a) {
-    return a.latent_tiles ? latent_query_bytes(a.block_rows(), a.head_dim) / static_cast<int64_t>(sizeof(float)) : 0;
+    return a.on_tiles ? tiled_query_bytes(a.block_rows(), a.head_dim) / static_cast<int64_t>(sizeof(float)) : 0;
   }
   ForwardScratch(const Attention& a, float* p) {
     const int64_t rows = a.block_rows(), width = a.width(), value_width = a.value_width();
     const auto take = [&](int64_t n) { return std::exchange(p, p + n); };
     tile_queries = take(tile_floats(a));
-    q = take(rows * width), scores = take(round_up(rows, kLatentGroup) * kChunk);
+    q = take(rows * width), scores = take(round_up(rows, kTiledGroup) * kChunk);
+    keys = take(kChunk * width), values = take(kChunk * value_width), keys_t = take(kChunk * width);
+    split = Gathered(take(Gathered::floats(a, rows)), rows);
+    all = Gathered(take(Gathered::floats(a, rows)), rows);
     q_codes = reinterpret_cast<int8_t*>(take(rows * width / 4)), q_starts = reinterpret_cast<int32_t*>(take(rows));
     row_scales = take(rows);
-    keys = take(kChunk * width), values = take(kChunk * value_width), keys_t = take(kChunk * width);
-    split = Gathered(take(Gathered::floats(rows, value_width)), rows);
-    all = Gathered(take(Gathered::floats(rows, value_width)), rows);
     key_scales = take(kChunk), value_scales = take(kChunk), new_most = take(rows);
   }
 
@@ -190,7 +191,7 @@ void load_queries(const Attention& a, const TokenBlock& b, int64_t kv_head, cons
       s.q_starts[r] = -128 * std::accumulate(codes, codes + width, int32_t{0});
     }
   }
-  if (a.latent_tiles) return write_latent_queries(s.tile_queries, s.q, width, rows, a.head_dim);
+  if (a.on_tiles) return write_tiled_queries(s.tile_queries, s.q, width, rows, a.head_dim);
   if (!has_rows_in_lanes(a, rows)) return;
   std::fill_n(s.q + rows * width, (kRowsInLanes - rows) * width, 0.0f);
   transpose_chunk<kRowsInLanes>(s.keys_t, s.q, width);
@@ -325,30 +326,27 @@ void clear(const Gathered& g, int64_t rows, int64_t width) {
   std::fill_n(g.out, rows * width, 0.0f);
 }
 
-// Adds the keys of a chunk of latents in bf16 to the states of the block's `rows` rows in s.split, on tiles.
-void attend_latents(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t start, int64_t rows,
-                    const ForwardScratch& s) {
-  static_assert(kLatentKeys == kChunk);
+// Adds the keys of a chunk in bf16 to the states of the block's `rows` rows in s.split, on tiles.
+void attend_on_tiles(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t start, int64_t rows,
+                     const ForwardScratch& s) {
+  static_assert(kTiledKeys == kChunk);
   const int64_t end = b.position + (b.end - b.begin), count = std::min(kChunk, end - start);
-  const auto rows_of = [&](const void* data) {
-    return LaneChunk<bf16_t>({a, static_cast<const bf16_t*>(data), b.sequence, kv_head, a.head_dim}, start, count, end);
+  const auto rows_of = [&](const void* data, int64_t dim) {
+    return LaneChunk<bf16_t>({a, static_cast<const bf16_t*>(data), b.sequence, kv_head, dim}, start, count, end);
   };
-  const auto latents_of = [&](const LaneChunk<bf16_t>& chunk) {
-    return LatentChunk{chunk.rows, count, chunk.later, chunk.later_count};
-  };
-  const LaneChunk<bf16_t> keys = rows_of(a.k);
-  const int64_t groups = ceil_div(rows, kLatentGroup);
-  for (int64_t group = 0; group < groups; ++group) {
-    float* const by_key = s.keys_t;
-    latent_scores(by_key, s.tile_queries, group, groups, latents_of(keys), a.head_dim,
-                  reinterpret_cast<bf16_t*>(s.keys));
-    transpose_chunk(s.scores + group * kLatentGroup * kChunk, by_key, kLatentGroup);
-  }
+  const bool of_keys = a.v == a.k && a.value_row == a.head_dim;
+  const LaneChunk<bf16_t> keys = rows_of(a.k, a.head_dim);
+  // Where values are of keys, scores prefetch half of the next rows, and sums of values the others.
+  const int64_t fetched = of_keys ? keys.later_count / 2 : keys.later_count;
+  const TiledChunk of_scores{keys.rows, count, keys.later, fetched, a.head_dim};
+  tiled_scores(s.scores, s.tile_queries, rows, of_scores, a.head_dim, s.keys);
   online_softmax<false>(a, b, start, rows, s);
-  const auto add_values = [&](const LaneChunk<bf16_t>& values) {
-    latent_values(s.split.out, a.value_width(), s.scores, latents_of(values), rows, a.value_dim, a.head_dim);
+  const auto add_values = [&](const TiledChunk& values) {
+    tiled_values(s.split.out, a.value_width(), s.scores, values, rows, a.value_dim);
   };
-  a.v == a.k ? add_values(keys) : add_values(rows_of(a.v));
+  if (of_keys) return add_values({keys.rows, count, keys.later + fetched, keys.later_count - fetched, a.head_dim});
+  const LaneChunk<bf16_t> values = rows_of(a.v, a.value_row);
+  add_values({values.rows, count, values.later, values.later_count, a.value_dim});
 }
 
 // Adds the keys of a chunk to the states of the block's `rows` rows in s.split.
@@ -356,7 +354,7 @@ template <typename T>
 void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t start, int64_t rows, RowsWay way,
                   const ForwardScratch& s) {
   if constexpr (std::is_same_v<T, bf16_t>)
-    if (a.latent_tiles) return attend_latents(a, b, kv_head, start, rows, s);
+    if (a.on_tiles) return attend_on_tiles(a, b, kv_head, start, rows, s);
   constexpr bool kEncoded = std::is_same_v<T, int8_t> || std::is_same_v<T, e4m3_t>;
   const int64_t end = b.position + (b.end - b.begin), count = std::min(kChunk, end - start);
   if constexpr (kEncoded) {
@@ -394,10 +392,12 @@ template <typename T>
 void attend_split(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t split, const ForwardScratch& s) {
   const int64_t tokens = b.end - b.begin, end = b.position + tokens;
   clear(s.split, tokens * a.group(), a.value_width());
+  std::optional<TiledShape> tiles;
+  if (a.on_tiles) tiles.emplace();
   const int64_t first = std::max(first_chunk(a, b.position), split * (kSplit / kChunk));
   for (int64_t start = first * kChunk; start < std::min(end, (split + 1) * kSplit); start += kChunk) {
     // Tokens before the chunk see none of its keys. Groups of rows on tiles are those of the block.
-    const int64_t before = a.latent_tiles ? 0 : std::max<int64_t>(0, start - b.position),
+    const int64_t before = a.on_tiles ? 0 : std::max<int64_t>(0, start - b.position),
                   rows = (tokens - before) * a.group();
     const TokenBlock late{b.sequence, b.begin + before, b.end, b.position + before};
     // Queries in lanes are those of all rows.
