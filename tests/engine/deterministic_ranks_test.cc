@@ -9,6 +9,7 @@
 
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/row_encoding.h"
 #include "tests/distributed/rank_run.h"
 #include "tests/engine/forked_engines.h"
 #include "tests/engine/speculation/speculating_loop.h"
@@ -80,6 +81,23 @@ TEST(DeterministicRanks, DrawTheBitsOfOneRank) {
         EXPECT_TRUE(same_bits(draw(*engine), one)) << "with prompts that the cache holds";
       }
     }
+}
+
+// Eight query heads of 32 values share a key head, of which four ranks have four each: attention's tiles
+// (kernels/cpu/attention/tiled_rows.h) are chosen by what the model shares.
+TEST(DeterministicRanks, OfCachesInBf16DrawTheBitsOfOneRank) {
+  const Make model =
+      random(test::changed_model("llama", {{"head_dim", 32}, {"num_attention_heads", 16}, {"num_key_value_heads", 2}}));
+  const Make make = deterministic([&](const std::shared_ptr<Device>& device, EngineOptions options) {
+    options.hardware.kv_cache = kv_cache_type("bf16").value();
+    return model(device, options);
+  });
+  const auto alone = make(one_thread(), accurate());
+  const Drawn one = draw(*alone);
+  for (const int size : {2, 4}) {
+    const auto ranks = fork_ranks(size, make);
+    EXPECT_TRUE(same_bits(draw(*make(one_thread(), on(*ranks))), one)) << size << " ranks";
+  }
 }
 
 // Whole logits, of a prompt in one step and in others, with every number of ranks.

@@ -100,21 +100,25 @@ bool rounds_to_bf16(const PassCall& call, const Kernel& kernel, const Device& de
 }
 
 // Whether a kernel of attention multiplies queries and exponentials as sums of two bf16 numbers: by its contract
-// (kernels/attention/attention.h) where keys are in bf16 and widths are multiples of 32.
+// (kernels/attention/attention.h) where keys are in bf16, widths are multiples of 32, and many heads share keys or
+// values are the first columns of keys.
 bool has_bf16_parts(const PassCall& call, const Device& device) {
   const auto* cpu = dynamic_cast<const CpuDevice*>(&device);
   if (cpu == nullptr || cpu->isa() != Isa::amx || call.pass == Pass::backward) return false;
   int64_t key_dim, value_dim;
+  bool wanted = true;
   if (call.op->name() == "attention") {
     const auto attrs = call.op->attrs().get<kernels::AttentionAttrs>();
     key_dim = attrs.head_dim, value_dim = attrs.values();
+    wanted = attrs.sharing_heads() >= kernels::kTiledSharing ||
+             (call.inputs[2].shape().back() == key_dim && value_dim < key_dim);
   } else if (call.op->name() == "latent_attention") {
     const auto attrs = call.op->attrs().get<kernels::LatentAttentionAttrs>();
     key_dim = attrs.row_dim(), value_dim = attrs.latent_dim;
   } else {
     return false;
   }
-  return call.inputs[1].dtype() == DType::bf16 && key_dim % 32 == 0 && value_dim % 32 == 0;
+  return wanted && call.inputs[1].dtype() == DType::bf16 && key_dim % 32 == 0 && value_dim % 32 == 0;
 }
 
 // How far products may be whose x is rounded to rows of e4m3, and that add as Hopper's tensor cores do: each x within

@@ -33,7 +33,8 @@
 // moves a score by at most
 //   scale * max |q| / 254 * sum |k|.
 // With tiles of bf16 (Isa::amx), keys and values in bf16 and head_dim and value_dim multiples of 32, the CPU multiplies
-// each number of a query and each exp(score) as the sum of two bf16 numbers. The sum is within 2^-17 of the number.
+// each number of a query and each exp(score) as the sum of two bf16 numbers, if at least kTiledSharing query heads
+// share a key head, or values are the first columns of rows as wide as keys. The sum is within 2^-17 of the number.
 // That moves a score by at most
 //   2^-17 * scale * sum |q k|
 // and then y by at most 2^-17 * sum_j softmax_j |v_j| more.
@@ -51,6 +52,7 @@ namespace eadem::kernels {
 
 inline constexpr int64_t kAttentionChunk = 64;
 inline constexpr int64_t kAttentionSplit = 512;
+inline constexpr int64_t kTiledSharing = 7;
 
 enum class KvSource : uint8_t { direct, cached };
 
@@ -72,10 +74,13 @@ struct AttentionAttrs {
   bool sinks = false;
   int64_t chunk = 0;                              // of positions that see each other; 0: no chunks. Not beside a window
   MatmulInput backward_input = MatmulInput::f32;  // how far the backward pass may round what it multiplies
+  int64_t sharing = 0;  // query heads that share a key head, where ranks together have more than this one; 0: no more
 
   bool operator==(const AttentionAttrs&) const = default;
   int64_t first_key(int64_t position) const { return first_seen_key(window, chunk, position); }
   int64_t values() const { return value_dim == 0 ? head_dim : value_dim; }
+  // The query heads that share a key head on all ranks together.
+  int64_t sharing_heads() const { return sharing == 0 ? heads / kv_heads : sharing; }
 };
 
 }  // namespace eadem::kernels

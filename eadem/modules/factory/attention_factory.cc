@@ -31,7 +31,8 @@ kernels::AttentionAttrs attributes(const BuildContext& context, const AttentionR
           .softcap = static_cast<float>(request.softcap),
           .sinks = request.sinks,
           .chunk = request.chunk,
-          .backward_input = backward_input(context.hardware.of(Role::attention, request.layer), source)};
+          .backward_input = backward_input(context.hardware.of(Role::attention, request.layer), source),
+          .sharing = request.sharing * request.kv_heads == request.heads ? 0 : request.sharing};
 }
 
 // Where keys and values lie, and the table that finds them.

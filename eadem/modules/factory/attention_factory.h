@@ -13,6 +13,7 @@ namespace eadem::modules {
 struct AttentionRequest {
   int64_t heads = 0;     // heads of this rank
   int64_t kv_heads = 0;  // heads of this rank
+  int64_t sharing = 0;   // query heads of all ranks that share a key head; 0: as on this rank
   int64_t head_dim = 0;
   int64_t value_dim = 0;  // of a head's values; 0: head_dim
   bool latent = false;    // v is k: its first value_dim columns are the values

@@ -108,6 +108,7 @@ ValueId CausalAttention::build(BuildContext& context, ValueId x) const {
       AttentionFactory::build(context,
                               {.heads = heads,
                                .kv_heads = divide_shared_heads(context, config_.heads, config_.kv_heads).own,
+                               .sharing = config_.heads / config_.kv_heads,
                                .head_dim = config_.head_dim,
                                .scale = config_.scale,
                                .window = config_.window,

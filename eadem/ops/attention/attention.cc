@@ -53,6 +53,7 @@ std::string Attention::attrs_text() const {
   if (attrs_.softcap > 0) text += fmt::format(" softcap={}", attrs_.softcap);
   if (attrs_.sinks) text += " sinks";
   if (attrs_.chunk > 0) text += fmt::format(" chunk={}", attrs_.chunk);
+  if (attrs_.sharing > 0) text += fmt::format(" sharing={}", attrs_.sharing);
   if (attrs_.backward_input != MatmulInput::f32)
     text += fmt::format(" backward_input={}", matmul_input_name(attrs_.backward_input));
   return text;

@@ -31,6 +31,7 @@ Attention shape_of(const AttentionAttrs& attrs) {
   Attention a{};
   a.heads = attrs.heads;
   a.kv_heads = attrs.kv_heads;
+  a.sharing = attrs.sharing_heads();
   a.head_dim = attrs.head_dim;
   a.value_dim = attrs.values();
   a.window = attrs.window;
@@ -224,9 +225,12 @@ AttentionPlan attention_plan(const CpuDevice& device, const Attention& sizes, co
   AttentionPlan plan{.shape = sizes, .routines = {}, .cached = block_size > 0};
   Attention& shape = plan.shape;
   shape.kv_encoding = RowEncoding::of(keys.encoding);
-  // What decides is the same for every rank, step and place of the rows, so that bits depend on none of these.
+  // What decides is the same for every rank, step and place of the rows, so that bits depend on none of these. Prompts
+  // are faster on tiles in any case. One token is not where few rows share keys and values, as tiles take 16 rows.
+  const bool latents = sizes.value_row == sizes.head_dim && sizes.value_dim < sizes.head_dim;
   shape.on_tiles = device.isa() == Isa::amx && keys.dtype == DType::bf16 && keys.encoding == nullptr &&
-                   sizes.head_dim % kTiledStep == 0 && sizes.value_dim % kTiledStep == 0;
+                   (latents || sizes.sharing >= kTiledSharing) && sizes.head_dim % kTiledStep == 0 &&
+                   sizes.value_dim % kTiledStep == 0;
   shape.byte_dots = shape.rounds_queries() && has_byte_dots(device.isa()) && device.isa() != Isa::neon_dotprod;
   plan.routines = EADEM_CPU_DISPATCH(attention_routines, device.isa())(keys.dtype, shape.kv_encoding);
   plan.worker_floats = ForwardScratch::floats(shape);

@@ -48,6 +48,7 @@ struct Attention {
   const int32_t* block_table;        // [sequences, max_blocks]; null: direct
   int64_t max_blocks, block_size;
   int64_t sequences, heads, kv_heads, head_dim, value_dim, window, chunk;
+  int64_t sharing;  // query heads of all ranks that share a key head
   float scale, softcap;
   const float* sinks;  // [heads] or null
   float* y;            // [tokens, heads, value_dim]
