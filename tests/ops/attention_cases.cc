@@ -150,10 +150,10 @@ std::vector<Workload> attention() {
     }
     // Keys and values that tiles multiply (kernels/cpu/attention/tiled_rows.h): fewer rows than a tile has, as many and
     // more, widths that differ, splits, blocks of a cache shorter than a tile, and every attribute.
-    cached(dtype, kBf16, {7, 1, 64}, 1, 1, 0, 16, 71);
+    cached(dtype, kBf16, {8, 1, 64}, 1, 1, 0, 16, 71);
     cached(dtype, kBf16, {32, 2, 32}, 3, 3, 0, 16, 9);
     cached(dtype, kBf16, {16, 2, 128, 64}, 20, 3, 0, 7, 12);
-    cached(dtype, kBf16, {14, 2, 32, 96, 0.5f, true}, 150, 2, 33, 16, 20);
+    cached(dtype, kBf16, {18, 2, 32, 96, 0.5f, true}, 150, 2, 33, 16, 20);
     cached(dtype, kBf16, {8, 1, 64, 64, 0, true}, 1, 1, 700, 1, 1200);
     cached(dtype, kBf16, by_chunks({18, 2, 64}, 40), 70, 2, 0, 200, 1);
     // Latents that they multiply: one row and as many as a tile has, rows that

@@ -52,7 +52,7 @@ namespace eadem::kernels {
 
 inline constexpr int64_t kAttentionChunk = 64;
 inline constexpr int64_t kAttentionSplit = 512;
-inline constexpr int64_t kTiledSharing = 7;
+inline constexpr int64_t kTiledSharing = 8;
 
 enum class KvSource : uint8_t { direct, cached };
 
