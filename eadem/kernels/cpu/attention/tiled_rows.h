@@ -34,8 +34,8 @@ constexpr int64_t tiled_query_bytes(int64_t rows, int64_t dims) {
 // Writes queries as tiles of tiled_query_bytes. `q` are rows `stride` floats apart.
 void write_tiled_queries(void* to, const float* q, int64_t stride, int64_t rows, int64_t dims);
 
-// While it lives, its thread's tiles have the shape that tiled_scores and tiled_values need. To give them one takes nearly
-// half as long as the scores of 64 keys of a token.
+// While it lives, its thread's tiles have the shape that tiled_scores and tiled_values need. To give them one takes
+// nearly half as long as the scores of 64 keys of a token.
 class TiledShape {
  public:
   TiledShape();
