@@ -136,8 +136,8 @@ inline void expect_same_bits_everywhere(const MakeEngine& engine_of, int64_t len
         11, fmt::format("blocks of {}", block_size));
 }
 
-// The same for the model of a config.json with random weights, on every instruction set there is, with a cache of type
-// `kv`.
+// Checks expect_same_bits_everywhere on every instruction set of this processor: with the model of the config.json
+// `config`, random weights and a cache of type `kv`.
 inline void expect_same_bits_on_every_isa(const std::string& config, const std::string& kv, int64_t length) {
   const auto model = models::model_from_config(io::JsonReader::parse(config, "config"));
   for (const Isa isa : available_isas()) {

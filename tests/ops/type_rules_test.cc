@@ -531,6 +531,8 @@ TEST(TypeRules, Attention) {
   EXPECT_REFUSED(Attention({7, 2, 8, 1, 0, KvSource::direct}), "heads is 7", "kv_heads is 2");
   EXPECT_REFUSED(Attention({4, 2, 8, 1, -1, KvSource::direct}), "window is -1");
   EXPECT_REFUSED(Attention({4, 2, 8, 1, 0, KvSource::direct, 0, 0.0f, false, -1}), "chunk is -1");
+  EXPECT_REFUSED(Attention({4, 2, 8, 1, 0, KvSource::direct, 0, 0.0f, false, 0, MatmulInput::f32, -1}),
+                 "sharing is -1");
   EXPECT_REFUSED(Attention({4, 2, 8, 1, 5, KvSource::direct, 0, 0.0f, false, 7}), "chunk is 7 and window 5");
   const auto part = [](const TensorType& type) { return with(type, Sharding::along(1)); };
   EXPECT_EQ(cached.infer_sharding(std::vector{part(q), part(cache), part(cache), start, length, table})[0],

@@ -52,6 +52,7 @@ namespace eadem::kernels {
 
 inline constexpr int64_t kAttentionChunk = 64;
 inline constexpr int64_t kAttentionSplit = 512;
+// With fewer query heads for each key head one token is slower on the tiles of AMX than without them.
 inline constexpr int64_t kTiledSharing = 8;
 
 enum class KvSource : uint8_t { direct, cached };
@@ -74,12 +75,11 @@ struct AttentionAttrs {
   bool sinks = false;
   int64_t chunk = 0;                              // of positions that see each other; 0: no chunks. Not beside a window
   MatmulInput backward_input = MatmulInput::f32;  // how far the backward pass may round what it multiplies
-  int64_t sharing = 0;  // query heads that share a key head, where ranks together have more than this one; 0: no more
+  int64_t sharing = 0;  // query heads of all ranks together that share a key head; 0: heads / kv_heads
 
   bool operator==(const AttentionAttrs&) const = default;
   int64_t first_key(int64_t position) const { return first_seen_key(window, chunk, position); }
   int64_t values() const { return value_dim == 0 ? head_dim : value_dim; }
-  // The query heads that share a key head on all ranks together.
   int64_t sharing_heads() const { return sharing == 0 ? heads / kv_heads : sharing; }
 };
 

@@ -25,6 +25,8 @@ Attention::Attention(const kernels::AttentionAttrs& attrs) : attrs_(attrs) {
   if (attrs.chunk < 0 || (attrs.chunk > 0 && attrs.window > 0))
     throw InvalidArgument("attention: chunk is {} and window {}; expected 0 (none) or more, and one of them at most",
                           attrs.chunk, attrs.window);
+  if (attrs.sharing < 0)
+    throw InvalidArgument("attention: sharing is {}; expected 0 (heads / kv_heads) or more", attrs.sharing);
   if (!std::isfinite(attrs.scale))
     throw InvalidArgument("attention: scale is {}; expected a finite number", attrs.scale);
   if (!std::isfinite(attrs.softcap) || attrs.softcap < 0)

@@ -225,8 +225,8 @@ AttentionPlan attention_plan(const CpuDevice& device, const Attention& sizes, co
   AttentionPlan plan{.shape = sizes, .routines = {}, .cached = block_size > 0};
   Attention& shape = plan.shape;
   shape.kv_encoding = RowEncoding::of(keys.encoding);
-  // What decides is the same for every rank, step and place of the rows, so that bits depend on none of these. Prompts
-  // are faster on tiles in any case. One token is not where few rows share keys and values, as tiles take 16 rows.
+  // Whether tiles are used does not depend on the rank, the step or the place of the rows, so that bits do not either.
+  // Prompts are faster on tiles in any case, one token only where enough query heads share its keys and values.
   const bool latents = sizes.value_row == sizes.head_dim && sizes.value_dim < sizes.head_dim;
   shape.on_tiles = device.isa() == Isa::amx && keys.dtype == DType::bf16 && keys.encoding == nullptr &&
                    (latents || sizes.sharing >= kTiledSharing) && sizes.head_dim % kTiledStep == 0 &&

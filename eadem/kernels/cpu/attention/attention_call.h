@@ -84,7 +84,7 @@ struct Gathered {
   float* out;         // [rows, width]: that of values
 
   static int64_t floats(int64_t rows, int64_t width) { return before_out(rows) + rows * width; }
-  // The same of rows of attention `a`.
+  // The floats of the state of `rows` rows of attention `a`.
   static int64_t floats(const Attention& a, int64_t rows) { return floats(a.stored_rows(rows), a.value_width()); }
   Gathered() = default;
   Gathered(float* p, int64_t rows) : most(p), sum(p + rows), out(p + before_out(rows)) {}

@@ -103,7 +103,7 @@ struct Place {
   }
 };
 
-// What a lane multiplies of a chunk, and the scale of token `lane` there.
+// The codes and sums of tokens that a lane multiplies by a chunk of the weight, and the chunk's scale of token `lane`.
 template <typename S>
 struct Tokens {
   int chunk = -1;
