@@ -125,12 +125,33 @@ Bounds attention_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected
           const double error = exact_error + rounding * (1 + exact_error);
           double sum = attrs.sinks ? std::exp(sink - largest) : 0;
           for (double value : score) sum += std::exp(value - largest);
+          // With an int8 cache weights times scales of values are rounded, chunk by chunk, to 16 bits of the largest.
+          const auto scale_of = [&](int64_t j) {
+            double most = 0;
+            for (int64_t d = 0; d < v.shape.back(); ++d)
+              most = std::max(most, std::fabs(v.data[value_at(j, g) + static_cast<size_t>(d)]));
+            return most / 127;
+          };
+          std::vector<double> codes_moved(rounded_queries ? static_cast<size_t>(value_dim) : 0, 0.0);
+          for (int64_t start = first; rounded_queries && start <= position;) {
+            const int64_t last =
+                std::min(position + 1, (start / kernels::kAttentionChunk + 1) * kernels::kAttentionChunk);
+            double most = 0;
+            for (int64_t j = start; j < last; ++j)
+              most = std::max(most, std::exp(score[static_cast<size_t>(j - first)] - largest) / sum * scale_of(j));
+            for (int64_t j = start; j < last; ++j)
+              for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
+                if (const double unit = scale_of(j); unit > 0)
+                  codes_moved[d] += kWeightCode * most * std::fabs(v.data[value_at(j, g) + d]) / unit;
+            start = last;
+          }
           for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d) {
             double size = 0;
             for (int64_t j = first; j <= position; ++j)
               size += std::exp(score[static_cast<size_t>(j - first)] - largest) / sum *
                       std::fabs(v.data[value_at(j, g) + d]);
             result[0][y_row + d] = error * size + kUnderflow;
+            if (rounded_queries) result[0][y_row + d] += (1 + exact_error) * codes_moved[d];
           }
           if (result.size() > 1 && !result[1].empty())
             result[1][static_cast<size_t>(t * heads + h)] =

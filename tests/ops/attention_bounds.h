@@ -10,7 +10,8 @@
 
 namespace eadem::test {
 
-// `rounded_queries`: the kernel rounds queries to 8 bits, as the keys of an int8 cache are. `rounded_weights`: it
+// `rounded_queries`: the kernel rounds queries to 8 bits, as the keys of an int8 cache are, and perhaps the weights of
+// its values to 16. `rounded_weights`: it
 // rounds the exponentials of scores to bf16, and in the backward pass everything that it multiplies. `bf16_parts`: it
 // multiplies queries and exponentials as sums of two bf16 numbers, on tiles.
 std::vector<std::vector<double>> attention_bounds(const ops::Op& op, kernels::Pass pass,

@@ -23,6 +23,7 @@ struct Head {
   std::vector<double> keys, key_sizes;  // [length, head_dim]
   std::vector<double> value_sizes;      // [length, value_dim]
   std::vector<double> row_sizes;        // [length]: the sum of a row's absolute values
+  std::vector<double> row_scales;       // [length]: that of its codes in an int8 cache
 };
 
 Head head_of(const kernels::LatentAttentionAttrs& attrs, std::span<const RefTensor> in, const ops::RefSequence& s,
@@ -48,9 +49,9 @@ Head head_of(const kernels::LatentAttentionAttrs& attrs, std::span<const RefTens
       for (size_t l = 0; l < latent; ++l) size += std::fabs(in[3].data[(h * value + v) * latent + l] * row[l]);
       result.value_sizes.push_back(size);
     }
-    double size = 0;
-    for (size_t l = 0; l < latent + rope; ++l) size += std::fabs(row[l]);
-    result.row_sizes.push_back(size);
+    double size = 0, most = 0;
+    for (size_t l = 0; l < latent + rope; ++l) size += std::fabs(row[l]), most = std::max(most, std::fabs(row[l]));
+    result.row_sizes.push_back(size), result.row_scales.push_back(most / 127);
   }
   return result;
 }
@@ -133,6 +134,16 @@ std::vector<std::vector<double>> latent_bounds(const ops::Op& op, std::span<cons
           for (size_t j = 0; j < keys; ++j)
             size += std::exp(scores[j] - largest) / sum * head.value_sizes[j * value + v];
           result[index * value + v] = error * (1 + weight) * size + kUnderflow;
+          if (!absorbed || !rounded_queries) continue;
+          // Weights times scales of latents are rounded, chunk by chunk, to 16 bits of the largest.
+          for (size_t start = 0; start < keys; start += kernels::kAttentionChunk) {
+            double most = 0, codes = 0;
+            for (size_t j = start; j < std::min<size_t>(keys, start + kernels::kAttentionChunk); ++j) {
+              most = std::max(most, std::exp(scores[j] - largest) / sum * head.row_scales[j]);
+              if (head.row_scales[j] > 0) codes += head.value_sizes[j * value + v] / head.row_scales[j];
+            }
+            result[index * value + v] += kWeightCode * (1 + weight) * most * codes;
+          }
         }
       }
     }

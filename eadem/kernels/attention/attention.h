@@ -32,6 +32,10 @@
 // query to 8 bits as RowEncoding rounds a row, so that scores are sums of products of integers, which are exact; that
 // moves a score by at most
 //   scale * max |q| / 254 * sum |k|.
+// With 8-bit dot products of AVX-512 it rounds each exp(score) times the scale of its value, too, to one of 65,536
+// levels up to the largest of its chunk, so that the sum over a chunk's values is one of products of integers. That
+// moves y, in each chunk, by at most
+//   1 / 131,070 * max_j (softmax_j scale_j) * sum_j |code_j|.
 // With tiles of bf16 (Isa::amx), keys and values in bf16 and head_dim and value_dim multiples of 32, the CPU multiplies
 // each number of a query and each exp(score) as the sum of two bf16 numbers, if at least kTiledSharing query heads
 // share a key head, or values are the first columns of rows as wide as keys. The sum is within 2^-17 of the number.

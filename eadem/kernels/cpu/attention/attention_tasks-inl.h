@@ -32,7 +32,7 @@
 #include "eadem/kernels/cpu/attention/attention-inl.h"
 #include "eadem/kernels/cpu/attention/attention_call.h"
 #include "eadem/kernels/cpu/attention/cached_rows-inl.h"
-#include "eadem/kernels/cpu/attention/code_scores-inl.h"
+#include "eadem/kernels/cpu/attention/code_values-inl.h"
 #include "eadem/kernels/cpu/attention/rows_in_lanes-inl.h"
 #include "eadem/kernels/cpu/attention/tiled_rows.h"
 #include "eadem/kernels/cpu/linear/encode_row-inl.h"
@@ -70,11 +70,13 @@ struct ForwardScratch {
   float* keys_t;                     // [head_dim, kChunk]; with rows in lanes, queries [head_dim, kRowsInLanes]
   float *key_scales, *value_scales;  // [kChunk]
   float* new_most;                   // [rows]
+  uint8_t* weight_codes;             // [rows, 2, kChunk], with byte_dots
+  float* weight_scales;              // [rows]
   void* tile_queries;                // with on_tiles
 
   static int64_t floats(const Attention& a) {
     const int64_t rows = a.block_rows(), width = a.width(), value_width = a.value_width();
-    return round_up(rows * (width + width / 4 + 3) + round_up(rows, kTiledGroup) * kChunk +
+    return round_up(rows * (width + width / 4 + 4 + kChunk / 2) + round_up(rows, kTiledGroup) * kChunk +
                         2 * Gathered::floats(a, rows) + kChunk * (2 * width + value_width + 2) + tile_floats(a),
                     kPanelWidth);
   }
@@ -92,6 +94,7 @@ struct ForwardScratch {
     q_codes = reinterpret_cast<int8_t*>(take(rows * width / 4)), q_starts = reinterpret_cast<int32_t*>(take(rows));
     row_scales = take(rows);
     key_scales = take(kChunk), value_scales = take(kChunk), new_most = take(rows);
+    weight_codes = reinterpret_cast<uint8_t*>(take(rows * kChunk / 2)), weight_scales = take(rows);
   }
 
   // Returns the part of this scratch that begins at row `first`, for computing a chunk.
@@ -100,6 +103,7 @@ struct ForwardScratch {
     ForwardScratch s = *this;
     s.q += first * width, s.q_codes += first * width, s.q_starts += first, s.row_scales += first;
     s.scores += first * kChunk, s.new_most += first;
+    s.weight_codes += first * 2 * kChunk, s.weight_scales += first;
     s.split.most += first, s.split.sum += first, s.split.out += first * a.value_width();
     return s;
   }
@@ -116,10 +120,11 @@ namespace {
 // Turns the scores of a chunk [rows, kChunk] into weights, updates each row's maximum and sum, and rescales its output.
 // A row that sees no key of this chunk gives it weight 0 and stays unchanged. The loops go over all rows pass by pass,
 // so that the long dependencies within a row (maximum, exponential, sum) overlap those of its neighbours. kEncoded: the
-// scales of keys multiply the scores, and the scales of values multiply the finished weights.
-template <bool kEncoded>
-void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start, int64_t rows,
-                    const ForwardScratch& s) {
+// scales of keys multiply the scores, and the scales of values multiply the finished weights. meanwhile() is called for
+// every vector of weights.
+template <bool kEncoded, typename Meanwhile>
+void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start, int64_t rows, const ForwardScratch& s,
+                    const Meanwhile& meanwhile) {
   const int64_t group = a.group(), width = a.value_width();
 
   // 1. Scale, cap, mask, and the new maximum of every row.
@@ -159,6 +164,7 @@ void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start
       const Vec weight = exp_of_negative(hn::Sub(load(scores + j), set(new_most)));
       store(kEncoded ? hn::Mul(weight, load(s.value_scales + j)) : weight, scores + j);
       total = hn::Add(total, weight);
+      meanwhile();
     }
     if (s.split.most[r] != new_most) {
       const Vec shrink = exp_of_negative(set(s.split.most[r] - new_most));
@@ -170,6 +176,12 @@ void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start
     }
     s.split.sum[r] += sum_lanes(total);
   }
+}
+
+template <bool kEncoded>
+void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start, int64_t rows,
+                    const ForwardScratch& s) {
+  online_softmax<kEncoded>(a, b, chunk_start, rows, s, [] {});
 }
 
 // Loads the block's queries into scratch. For an int8 cache, queries are rounded to codes too, with one scale for each
@@ -274,13 +286,6 @@ void scores_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int6
     for (int g = 0; g < kScoreGroups; ++g)
       take_group(keys, g, rows_of, first + g * kKeyGroup < last ? first + g * kKeyGroup : first, end, end,
                  spare + g * kKeyGroup * a.head_dim);
-#if HWY_TARGET == HWY_AVX3
-    if constexpr (std::is_same_v<T, int8_t>)
-      if (a.byte_dots) {
-        code_scores(s.scores + (first - start), kChunk, s.q_codes, width, s.q_starts, keys, rows, a.head_dim);
-        continue;
-      }
-#endif
     key_scores(s.scores + (first - start), kChunk, s.q, width, keys, rows, a.head_dim);
   }
 }
@@ -349,12 +354,45 @@ void attend_on_tiles(const Attention& a, const TokenBlock& b, int64_t kv_head, i
   add_values({values.rows, count, values.later, values.later_count, a.value_dim});
 }
 
+#if HWY_TARGET == HWY_AVX3
+// The same of keys in an int8 cache, by 8-bit dot products.
+void attend_by_bytes(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t start, int64_t rows,
+                     const ForwardScratch& s) {
+  const int64_t end = b.position + (b.end - b.begin), count = std::min(kChunk, end - start);
+  const CodeChunk chunk(a, b.sequence, kv_head, start, count, end);
+  const int64_t panels = ceil_div(a.value_dim, kPanelWidth), quads = ceil_div(count, kWordCodes);
+  FetchAhead ahead = chunk.fetch_ahead();
+  // Every part is fetched by about 20 cycles of work.
+  ahead.begin(ceil_div(rows, 8) * kGroups * (a.head_dim / kBlockCodes) + rows * (kChunk / kLanes) +
+                  kQuads * ceil_div(panels, 4),
+              ceil_div(rows, 4) * ceil_div(panels, 2), quads);
+  chunk.load_scales(s.key_scales, a.k_scales);
+  chunk.load_scales(s.value_scales, a.v_scales);
+  auto* const spare = reinterpret_cast<int8_t*>(s.keys);
+  for (int64_t g = 0; g < chunk.groups; ++g)
+    code_scores(s.scores + g * kKeyGroup, s.q_codes, a.width(), s.q_starts, chunk.group(a.k, g, a.head_dim, spare),
+                rows, a.head_dim, ahead);
+  online_softmax<true>(a, b, start, rows, s, [&] { ahead.fetch_part(); });
+  auto* const words = reinterpret_cast<uint8_t*>(s.values);
+  for (int64_t g = 0; g < chunk.groups; ++g)
+    interleave_codes(words + g * (kKeyGroup / kWordCodes) * kQuadBytes, chunk.group(a.v, g, a.value_row, spare),
+                     a.value_row, a.value_dim, ahead);
+  for (int64_t r = 0; r < rows; ++r)
+    s.weight_scales[r] = round_weights(s.weight_codes + r * kRoundedWeights, s.scores + r * kChunk);
+  code_values(s.split.out, a.value_width(), s.weight_codes, s.weight_scales, words, rows, quads, panels, ahead);
+}
+#endif
+
 // Adds the keys of a chunk to the states of the block's `rows` rows in s.split.
 template <typename T>
 void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t start, int64_t rows, RowsWay way,
                   const ForwardScratch& s) {
   if constexpr (std::is_same_v<T, bf16_t>)
     if (a.on_tiles) return attend_on_tiles(a, b, kv_head, start, rows, s);
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (std::is_same_v<T, int8_t>)
+    if (a.byte_dots) return attend_by_bytes(a, b, kv_head, start, rows, s);
+#endif
   constexpr bool kEncoded = std::is_same_v<T, int8_t> || std::is_same_v<T, e4m3_t>;
   const int64_t end = b.position + (b.end - b.begin), count = std::min(kChunk, end - start);
   if constexpr (kEncoded) {
@@ -377,7 +415,7 @@ void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int6
       return lane_values(s.split.out, a.value_width(), s.scores, chunk, count, rows, a.value_dim, fetch, s.values);
     return values_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
   }
-  if (way == RowsWay::in_place || a.byte_dots)
+  if (way == RowsWay::in_place)
     scores_in_place<T>(a, b.sequence, kv_head, start, end, rows, s);
   else
     scores_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
