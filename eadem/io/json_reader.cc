@@ -142,6 +142,12 @@ std::optional<bool> JsonReader::optional_boolean(std::string_view key) const {
   return boolean(key);
 }
 
+bool JsonReader::boolean_or(std::string_view key, bool if_absent) const {
+  const JsonValue* found = find_and_mark(key);
+  if (found == nullptr) return if_absent;
+  return !found->is_null() && boolean(key);
+}
+
 const std::string& JsonReader::string(std::string_view key) const {
   const JsonValue* found = find_and_mark(key);
   if (found == nullptr || !found->is_string()) fail(key, "a string");

@@ -62,6 +62,7 @@ struct ModelFamily {
   bool tied = false;                     // tie_word_embeddings of a config.json that does not state it
   double eps = 1e-6;                     // of norms, in a config.json that does not state it
   double rotated_share = 1;              // partial_rotary_factor of a config.json that does not state it
+  bool rotates_shares = false;           // config.json may state another, which transformers reads
   int64_t ffn_per_hidden = 0;  // intermediate_size / hidden_size where the former is null; 0: it must be there
   std::span<const OwnName> json_names = {};  // of keys that other families share: "hidden_size" -> "n_embd"
   std::string_view gguf_eps = "attention.layer_norm_rms_epsilon";

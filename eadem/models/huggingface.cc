@@ -149,6 +149,8 @@ ModelConfig huggingface_config(ModelConfig config, const io::GgufFile* file) {
                         &config.routed_scaling_factor, &config.swiglu_limit, &config.stream_eps, &config.attn_scale})
     *value = shortest(*value);
   if (std::optional<double>& factor = config.rope_scaling.attention_factor) factor = shortest(*factor);
+  for (std::vector<double>* factors : {&config.rope_scaling.short_factor, &config.rope_scaling.long_factor})
+    for (double& factor : *factors) factor = shortest(factor);
   if (!config.rope_divisors.empty()) {
     // Llama 3.1's scaling, if its usual numbers give these divisors. Converters do not write the original context;
     // `eadem convert` does.

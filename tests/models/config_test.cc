@@ -173,6 +173,7 @@ TEST(LlamaConfig, WindowsPerLayer) {
   EXPECT_EQ(mixed.layer_windows, (std::vector<int64_t>{16, 0}));
   EXPECT_EQ(parse(mixed.to_json()).layer_windows, mixed.layer_windows);
   EXPECT_HAS(refusal_of(types("chunked_attention", "full_attention")), "'layer_types'");
+  EXPECT_EQ(refusal_of(io::JsonValue(qwen).set("layer_types", nullptr)), "");
   EXPECT_HAS(refusal_of(types("sliding_attention", "full_attention").set("sliding_window", nullptr)),
              "'sliding_window'");
   EXPECT_HAS(refusal_of(types("sliding_attention", "full_attention").set("use_sliding_window", false)),
@@ -224,16 +225,14 @@ TEST(LlamaConfig, ScalingThatCannotBeComputedIsRefused) {
   EXPECT_HAS(refused([](LlamaConfig& c) { c.rope_theta = 1; }), "rope_theta above 1");
 }
 
-// Every even part of every head dimension is written as a factor that truncation takes back to it.
-TEST(LlamaConfig, PartialRotaryFactorsReadBack) {
-  EXPECT_EQ(parse(small().set("partial_rotary_factor", 0.5)).rotary_dim, 4);
-  EXPECT_EQ(parse(small().set("partial_rotary_factor", 0.8)).rotary_dim, 6);  // 6.4 of 8
-  for (int64_t head_dim : {8, 80, 96, 98, 106, 128, 192, 256})
-    for (int64_t rotary_dim = 2; rotary_dim <= head_dim; rotary_dim += 2) {
-      LlamaConfig config = parse(small().set("head_dim", head_dim));
-      config.rotary_dim = rotary_dim;
-      EXPECT_EQ(parse(config.to_json()).rotary_dim, rotary_dim) << "of " << head_dim;
-    }
+// transformers passes the factor over for these types. Their config.json cannot state a part of a head.
+TEST(LlamaConfig, PartialRotaryFactorsAreIgnored) {
+  const auto rope = io::JsonValue::object().set("rope_theta", 10000.0).set("partial_rotary_factor", 0.5);
+  EXPECT_EQ(parse(small().set("rope_parameters", rope)).rotary_dim, 8);
+  LlamaConfig config = parse(small().set("partial_rotary_factor", 0.5));
+  EXPECT_EQ(config.rotary_dim, 8);
+  config.rotary_dim = 4;
+  EXPECT_HAS(refusal([&] { config.to_json(); }), "type llama cannot state a rotation of a part of each head");
 }
 
 // transformers has these biases built in: a key that says otherwise would be honoured here and not there.

@@ -58,7 +58,8 @@ TEST(Deepseek, AbsentKeysTakeTheDefaultsOfTransformers) {
   EXPECT_EQ(v3.topk_group, 4);
   EXPECT_EQ(v3.routed_scaling_factor, 2.5);
   EXPECT_EQ(parse(small("deepseek_v2").set("q_lora_rank", nullptr)).q_lora_rank, 0);
-  EXPECT_EQ(parse(small("deepseek_v3").set("rope_interleave", false)).rope_style, kernels::RopeStyle::rotate_half);
+  for (const io::JsonValue& no : {io::JsonValue(false), io::JsonValue(nullptr)})
+    EXPECT_EQ(parse(small("deepseek_v3").set("rope_interleave", no)).rope_style, kernels::RopeStyle::rotate_half);
 }
 
 TEST(Deepseek, AnIndexerSelectsWhatV32AttendsTo) {

@@ -238,6 +238,23 @@ TEST(FamilyConfigs, ThetasThatRopeObjectsLackAreTheDefaults) {
   }
 }
 
+// Every even part of every head dimension is written as a factor that truncation takes back to it.
+TEST(FamilyConfigs, PartialRotaryFactorsReadBack) {
+  const auto glm4 = [](int64_t head_dim, double share) {
+    io::JsonValue json = golden_json("glm4");
+    json.set("rope_parameters", nullptr).set("head_dim", head_dim).set("partial_rotary_factor", share);
+    return parse(json);
+  };
+  EXPECT_EQ(glm4(8, 0.5).rotary_dim, 4);
+  EXPECT_EQ(glm4(8, 0.8).rotary_dim, 6);  // 6.4 of 8
+  for (int64_t head_dim : {8, 80, 96, 98, 106, 128, 192, 256})
+    for (int64_t rotary_dim = 2; rotary_dim <= head_dim; rotary_dim += 2) {
+      ModelConfig config = glm4(head_dim, 1);
+      config.rotary_dim = rotary_dim;
+      EXPECT_EQ(parse(config.to_json()).rotary_dim, rotary_dim) << "of " << head_dim;
+    }
+}
+
 // Phi 3 states its original context beside the rope's object, which is 4096 where it does not.
 TEST(FamilyConfigs, OriginalContextOfPhi3IsNotThatOfTheRope) {
   io::JsonValue json = golden_json("phi3"), rope = *json.find("rope_parameters");

@@ -69,7 +69,7 @@ TEST(Gemma3, WhatIsNotComputedIsRefused) {
   EXPECT_HAS(refused("final_logit_softcapping", -1.0), "final_logit_softcapping");
   EXPECT_HAS(refused("attn_logit_softcapping", 50.0), "'attn_logit_softcapping' is 50; only null is honoured");
   EXPECT_HAS(refused("use_bidirectional_attention", true), "only causal attention is honoured");
-  EXPECT_HAS(refused("partial_rotary_factor", 0.5), "of 256 dimensions of a head are rotated");
+  EXPECT_EQ(parse(small().set("partial_rotary_factor", 0.5)).rotary_dim, 256) << "passed over, as in transformers";
 }
 
 // rope_parameters have an object for each kind of layers, with a scaling of its own.

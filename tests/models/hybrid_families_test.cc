@@ -9,6 +9,7 @@
 
 #include "eadem/io/gguf.h"
 #include "eadem/models/decoders/decoder.h"
+#include "eadem/models/huggingface.h"
 #include "tests/support/refusal.h"
 
 namespace eadem::models {
@@ -73,6 +74,11 @@ TEST(HybridFamilies, AbsentKeysTakeTheDefaultsOfTransformers) {
   EXPECT_EQ(falcon.num_key_value_heads, 8);
   EXPECT_FALSE(falcon.mamba.norm);
   EXPECT_EQ(parse(small("falcon_h1").set("mamba_n_heads", 4).set("mamba_d_ssm", nullptr)).mamba.inner(), 128);
+  // null is false, as None is to transformers, where an absent key is true.
+  const auto normed = [] { return small("falcon_h1").set("mamba_n_heads", 4).set("mamba_rms_norm", true); };
+  EXPECT_TRUE(parse(normed()).mamba.norm_before_gate && parse(normed()).mamba.conv_bias);
+  EXPECT_FALSE(parse(normed().set("mamba_norm_before_gate", nullptr)).mamba.norm_before_gate);
+  EXPECT_FALSE(parse(normed().set("mamba_conv_bias", nullptr)).mamba.conv_bias);
 
   const ModelConfig nemotron = parse(small("nemotron_h"));
   EXPECT_EQ(layers_of(nemotron), "M E * - ");
@@ -127,6 +133,7 @@ TEST(HybridFamilies, WhatIsNotComputedIsRefused) {
   EXPECT_HAS(refused("nemotron_h", "attention_bias", true), "only false is honoured");
   EXPECT_HAS(refused("nemotron_h", "sliding_window", 8), "'sliding_window'");
   EXPECT_HAS(refused("nemotron_h", "mamba_hidden_act", "relu"), "only silu is honoured");
+  EXPECT_HAS(refused("lfm2", "hidden_act", "relu"), "MLPs of models of type lfm2 have silu alone");
 }
 
 TEST(HybridFamilies, WhatGgufFilesCannotState) {
@@ -139,6 +146,26 @@ TEST(HybridFamilies, WhatGgufFilesCannotState) {
   EXPECT_HAS(refused(falcon().set("mlp_bias", true)), "biases of projections");
   EXPECT_EQ(refused(falcon().set("mamba_rms_norm", true).set("mamba_norm_before_gate", false)), "");
   EXPECT_EQ(refused(small("nemotron_h").set("hybrid_override_pattern", "M*-")), "");
+}
+
+// Hybrids may have no state-space layer at all; their configuration still has the numbers of such layers.
+TEST(HybridFamilies, GgufFilesWithoutStateSpaceLayersReadBack) {
+  std::string pattern = (std::filesystem::temp_directory_path() / "eadem_hybrid_XXXXXX").string();
+  ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+  const std::string file = pattern + "/model.gguf";
+  const Tensor embedding = Tensor::on_host(DType::f32, Shape{64, 64});
+  std::fill_n(embedding.view.as<float>(), 64 * 64, 0.0f);
+  const io::JsonValue kinds = list({"attention", "attention", "attention", "attention"});
+  for (const io::JsonValue& json : {small("granitemoehybrid").set("layer_types", kinds).set("num_local_experts", 0),
+                                    small("nemotron_h").set("hybrid_override_pattern", "*-")}) {
+    const ModelConfig config = parse(json);
+    const io::NamedTensor tensors[] = {{"token_embd.weight", embedding.view}};
+    io::write_gguf(file, config.to_gguf(), tensors);
+    const ModelConfig read = ModelConfig::from_gguf(*io::GgufFile::open(file));
+    EXPECT_EQ(read.mamba.norm, config.mamba.norm) << config.model_type;
+    EXPECT_EQ(refusal([&] { huggingface_config(read, nullptr).to_json(); }), "") << config.model_type;
+  }
+  std::filesystem::remove_all(pattern);
 }
 
 }  // namespace hybrid_families_test

@@ -103,6 +103,9 @@ TEST(LinearFamilies, WhatIsNotComputedIsRefused) {
   EXPECT_HAS(refused(qwen3_next(), "linear_num_value_heads", 3), "linear attention of 3 value heads for 2 key heads");
   EXPECT_HAS(refused(qwen3_next(), "linear_conv_kernel_dim", 9), "a convolution over 9 tokens; expected 2 to 8");
   EXPECT_HAS(refused(qwen3_next(), "layer_types", io::JsonValue::array().push_back("full_attention")), "9 entries");
+  EXPECT_HAS(refusal([] { parse(kimi_linear().set("norm_topk_prob", false)); }),
+             "'moe_renormalize' is true, 'norm_topk_prob' is false");
+  EXPECT_FALSE(parse(kimi_linear().set("moe_renormalize", nullptr)).norm_topk_prob);
 }
 
 }  // namespace linear_families_test

@@ -6,10 +6,13 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <map>
+#include <sstream>
 
 #include "eadem/engine/infer_engine.h"
+#include "eadem/io/json.h"
 #include "eadem/io/safetensors.h"
 #include "tests/support/f32_error.h"
 #include "tests/support/refusal.h"
@@ -195,6 +198,22 @@ TEST(Checkpoints, ShardedBf16) {
   const modules::ModelSpec spec = spec_of(open_checkpoint(folder.string()));
   EXPECT_EQ(spec.checkpoint_type, DType::bf16);
   EXPECT_HAS(spec.checkpoint_source, "sharded_bf16");
+}
+
+// A head of its own beside an embedding that is said to be tied, also where a family has recipes for the embedding.
+TEST(Checkpoints, AHeadThatDiffersFromATiedEmbeddingIsRefused) {
+  for (const char* name : {"llama", "gpt2_odd", "deepseek_v4"}) {
+    std::string pattern = (fs::temp_directory_path() / "eadem_tied_XXXXXX").string();
+    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+    const fs::path folder = pattern;
+    fs::copy(kGoldens / name / "model.safetensors", folder / "model.safetensors");
+    std::ostringstream text;
+    text << std::ifstream(kGoldens / name / "config.json").rdbuf();
+    io::JsonValue config = io::parse_json(text.str(), "config.json");
+    std::ofstream(folder / "config.json") << io::to_json(config.set("tie_word_embeddings", true));
+    EXPECT_HAS(refusal([&] { load(folder.string()); }), "says that they are tied") << name;
+    fs::remove_all(folder);
+  }
 }
 
 TEST(Checkpoints, ParametersAreCountedAsTheyAreStored) {

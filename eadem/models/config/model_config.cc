@@ -56,6 +56,18 @@ int64_t rotated_dimensions(int64_t head_dim, double partial_rotary_factor) {
   return static_cast<int64_t>(static_cast<double>(head_dim) * partial_rotary_factor);
 }
 
+// The dimensions of a head that rotate by `key` of `config`; nothing if it is not there. transformers passes the key
+// over for models of most types, which rotate whole heads.
+std::optional<int64_t> rotated_dimensions(const io::JsonReader& config, std::string_view key,
+                                          const ModelConfig& result) {
+  const std::optional<double> share = config.optional_number(key, 1e-6, 1.0);
+  if (!share) return std::nullopt;
+  const ModelFamily& family = result.family();
+  if (*share == 1 || family.rotates_shares) return rotated_dimensions(result.head_dim, *share);
+  if (family.rotates) config.ignore(key, "is not read for models of this type, as in transformers");
+  return std::nullopt;
+}
+
 // transformers refuses a number with a fraction where its class has a whole one, and the other way around.
 io::JsonValue number_value(const ConfigKey& key, double value) {
   const auto whole = static_cast<int64_t>(value);
@@ -136,8 +148,7 @@ void read_longrope(const io::JsonReader& rope, const ModelConfig& result, RopeSc
 
 void read_rope_object(const io::JsonReader& rope, ModelConfig& result, double& theta, RopeScaling& s) {
   if (const auto stated = rope.optional_number("rope_theta", 1.0, 1e12)) theta = *stated;
-  if (const auto partial = rope.optional_number("partial_rotary_factor", 1e-6, 1.0))
-    result.rotary_dim = rotated_dimensions(result.head_dim, *partial);
+  if (const auto rotated = rotated_dimensions(rope, "partial_rotary_factor", result)) result.rotary_dim = *rotated;
   const std::optional<std::string> new_key = rope.optional_string("rope_type"), old_key = rope.optional_string("type");
   if (new_key && old_key && *new_key != *old_key)
     rope.ignore("type", "is not read beside rope_type, as in transformers");
@@ -245,7 +256,10 @@ int64_t largest_window(const std::vector<int64_t>& layer_windows) {
 
 bool read_layer_types(const io::JsonReader& config, ModelConfig& result, std::optional<int64_t> window,
                       std::string_view needed) {
-  if (!config.has("layer_types")) return false;
+  if (!config.has("layer_types")) {
+    config.ignore("layer_types");  // null
+    return false;
+  }
   const std::vector<std::string> types = config.strings("layer_types");
   if (types.size() != result.layer_windows.size())
     config.fail("layer_types", fmt::format("{} entries, one per layer", result.num_hidden_layers));
@@ -308,8 +322,8 @@ ModelConfig ModelConfig::from_json(const io::JsonReader& config) {
                                        .value_or(defaults.max_position_embeddings);
   result.rms_norm_eps = config.optional_number(name("rms_norm_eps"), 0.0, 1.0).value_or(family.eps);
   result.hidden_act = read_activation(config, family);
-  result.rotary_dim = rotated_dimensions(
-      result.head_dim, config.optional_number(name("partial_rotary_factor"), 1e-6, 1.0).value_or(family.rotated_share));
+  result.rotary_dim = rotated_dimensions(config, name("partial_rotary_factor"), result)
+                          .value_or(rotated_dimensions(result.head_dim, family.rotated_share));
   result.tie_word_embeddings = config.optional_boolean("tie_word_embeddings").value_or(family.tied);
   result.layer_windows.assign(static_cast<size_t>(result.num_hidden_layers), 0);
   read_keys(config, family, result);
@@ -555,6 +569,8 @@ io::JsonValue ModelConfig::to_json() const {
   refuse_if(*this, rope_style != kernels::RopeStyle::rotate_half && !family().latent_attention,
             "interleaved rotary embeddings");
   refuse_if(*this, !rope_divisors.empty(), "rope divisors");
+  refuse_if(*this, rotary_dim != head_dim && family().rotates && !family().latent_attention && !family().rotates_shares,
+            "a rotation of a part of each head");
   io::JsonValue json = describe();
   if (family().check_json != nullptr)
     family().check_json(*this);

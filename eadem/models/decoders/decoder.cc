@@ -162,9 +162,10 @@ std::vector<WeightRecipe> Decoder::recipes(const ParameterInfo& parameter, Check
       return WeightRecipe::name(gguf ? gguf_name(own, &family_) : huggingface_name(own, family_));
     };
     recipes.push_back(name(parameter.name));
-    // Programs that save a tied matrix once keep either of its names.
-    if (!gguf && spec_.tied && parameter.name == kEmbedding) recipes.push_back(name(kHead));
   }
+  // Programs that save a tied matrix once keep either of its names.
+  if (format == CheckpointFormat::huggingface && spec_.tied && parameter.name == kEmbedding)
+    recipes.push_back(WeightRecipe::name(huggingface_name(kHead, family_)));
   const bool own = config_.rope_style == kernels::RopeStyle::interleaved;
   const bool stored = format == CheckpointFormat::gguf && family_.find_type(config_.model_type)->gguf_interleaves;
   // Files of latent attention agree, whatever their format.

@@ -17,7 +17,7 @@ void read_mamba(const io::JsonReader& config, const MambaKeys& keys, MambaConfig
   result.groups = integer(keys.groups, keys.if_absent.groups);
   result.state = integer(keys.state, keys.if_absent.state);
   result.taps = integer(keys.taps, keys.if_absent.taps);
-  result.conv_bias = config.optional_boolean(keys.conv_bias).value_or(keys.if_absent.conv_bias);
+  result.conv_bias = config.boolean_or(keys.conv_bias, keys.if_absent.conv_bias);
 }
 
 void write_mamba(const MambaConfig& mamba, const MambaKeys& keys, io::JsonValue& json) {
@@ -117,6 +117,10 @@ void read_mamba_gguf(const io::GgufFile& file, const std::string& prefix, MambaC
   if (inner % result.heads != 0)
     throw DataCorrupted("{}: an inner size of {} for {} state-space heads", file.path(), inner, result.heads);
   result.head_dim = inner / result.heads;
+  const bool has_layers = std::any_of(file.tensors().begin(), file.tensors().end(), [](const io::WeightInfo& tensor) {
+    return tensor.name.find(".ssm_") != std::string::npos;
+  });
+  if (!has_layers) return;  // no layer has any of these: what a config.json without them means stands
   result.conv_bias = result.norm = result.in_bias = result.out_bias = false;
   for (const io::WeightInfo& tensor : file.tensors()) {
     result.conv_bias = result.conv_bias || tensor.name.ends_with(".ssm_conv1d.bias");

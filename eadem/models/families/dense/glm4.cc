@@ -40,6 +40,7 @@ const ModelFamily& glm4_family() {
                                       .types = kGlm4Types,
                                       .eps = 1.5625e-7,
                                       .rotated_share = 0.5,
+                                      .rotates_shares = true,
                                       .read_json = read_glm4_json,
                                       .read_gguf = read_biases,
                                       .write_json = write_glm4_json,

@@ -83,6 +83,7 @@ const ModelFamily& gpt_neox_family() {
                                       .activation = "gelu",
                                       .eps = 1e-5,
                                       .rotated_share = 0.25,
+                                      .rotates_shares = true,
                                       .json_names = kGptNeoxKeys,
                                       .gguf_eps = "attention.layer_norm_epsilon",
                                       .gguf_keys = "use_parallel_residual",

@@ -80,7 +80,6 @@ void write_llama_json(const ModelConfig& config, io::JsonValue& json) {
   json.set("rope_theta", config.rope_theta);
   if (config.rope_scaling.kind != modules::RopeScaling::Kind::none)
     json.set("rope_scaling", rope_object(config.rope_scaling));
-  if (config.rotary_dim != config.head_dim) json.set("partial_rotary_factor", partial_rotary_factor_of(config));
   if (config.model_type != "qwen2") json.set("attention_bias", config.attention_bias);
   if (llama) json.set("mlp_bias", config.mlp_bias);
   const int64_t window = largest_window(config.layer_windows);

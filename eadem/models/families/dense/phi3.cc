@@ -48,6 +48,7 @@ const ModelFamily& phi3_family() {
   static const ModelFamily kFamily = {.name = "phi3",
                                       .types = kPhi3Types,
                                       .eps = 1e-5,
+                                      .rotates_shares = true,
                                       .read_json = read_phi3_json,
                                       .read_gguf = read_phi3_gguf,
                                       .write_json = write_phi3_json,

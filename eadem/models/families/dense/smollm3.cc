@@ -31,6 +31,7 @@ void read_smollm3_json(const io::JsonReader& config, ModelConfig& result) {
     for (size_t layer = 0; layer < rotates.size(); ++layer)
       if (rotates[layer] == 0) result.nope_layers.push_back(static_cast<int64_t>(layer));
   } else {
+    config.ignore("no_rope_layers");  // null
     set_nope_layers(result, interval);
   }
   if (!config.optional_boolean("use_sliding_window").value_or(false)) {

@@ -125,7 +125,7 @@ void read_deepseek_experts(const io::JsonReader& config, ModelConfig& result) {
   const int64_t shared = config.optional_integer("n_shared_experts", 1, kMaxExperts).value_or(v3 || mistral ? 1 : 2);
   result.shared_expert_intermediate_size = shared * result.moe_intermediate_size;
   // transformers does not read it of V2, whose weights are never divided by their sum.
-  const bool renormalizes = config.optional_boolean("norm_topk_prob").value_or(v3 || mistral);
+  const bool renormalizes = config.boolean_or("norm_topk_prob", v3 || mistral);
   result.norm_topk_prob = (v3 || mistral) && renormalizes;
   result.routed_scaling_factor = config.optional_number("routed_scaling_factor", 1e-6, 1e6).value_or(v3 ? 2.5 : 1.0);
   if (const int64_t every = config.optional_integer("moe_layer_freq", 1, kMaxLayers).value_or(1); every != 1)
@@ -198,7 +198,7 @@ void read_deepseek_json(const io::JsonReader& config, ModelConfig& result) {
   result.v_head_dim = integer("v_head_dim", 128);
   result.rotary_dim = integer("qk_rope_head_dim", 64);
   result.head_dim = result.qk_nope_head_dim + result.rotary_dim;
-  const bool interleaves = !may_rotate_halves(result) || config.optional_boolean("rope_interleave").value_or(true);
+  const bool interleaves = !may_rotate_halves(result) || config.boolean_or("rope_interleave", true);
   result.rope_style = interleaves ? kernels::RopeStyle::interleaved : kernels::RopeStyle::rotate_half;
   result.attention_bias = config.optional_boolean("attention_bias").value_or(false);
   result.attention_out_bias = result.attention_bias;
@@ -473,6 +473,7 @@ const ModelFamily& deepseek_family() {
       .name = "deepseek",
       .types = kDeepseekTypes,
       .latent_attention = true,
+      .rotates_shares = true,
       .gguf_keys =
           "attention.kv_lora_rank attention.q_lora_rank attention.key_length_mla attention.value_length_mla "
           "attention.indexer.head_count attention.indexer.key_length attention.indexer.top_k "

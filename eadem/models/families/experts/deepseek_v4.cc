@@ -588,6 +588,7 @@ const ModelFamily& deepseek_v4_family() {
                                       .keys = kDeepseekV4Numbers,
                                       .latent_attention = true,
                                       .rotated_share = 64.0 / 512,
+                                      .rotates_shares = true,
                                       .json_names = kDeepseekV4Keys,
                                       .yarn_states_betas = true,
                                       .only_experts = true,

@@ -66,6 +66,10 @@ void read_glm4_moe_gguf(const io::GgufFile& file, const std::string& prefix, Mod
   read_experts(file, prefix, result);
   read_leading_layers(file, prefix, result);
   read_shared_experts(file, result);
+  if (result.shared_expert_intermediate_size == 0)  // no layer has any
+    result.shared_expert_intermediate_size =
+        file.optional_integer(prefix + "expert_shared_count", 0, kMaxExperts).value_or(0) *
+        result.moe_intermediate_size;
   require_gating(file, prefix, 2);
   result.norm_topk_prob = file.optional_boolean(prefix + "expert_weights_norm").value_or(true);
   result.routed_scaling_factor = file.optional_number(prefix + "expert_weights_scale").value_or(1.0);
@@ -106,6 +110,7 @@ std::vector<WeightRecipe> glm4_moe_recipes(const ModelConfig& config, const Para
 const ModelFamily& glm4_moe_family() {
   static const ModelFamily kFamily = {.name = "glm4_moe",
                                       .types = kGlm4MoeTypes,
+                                      .rotates_shares = true,
                                       .gguf_keys =
                                           "expert_count expert_used_count expert_feed_forward_length "
                                           "leading_dense_block_count expert_shared_count expert_gating_func "

@@ -63,6 +63,7 @@ const ModelFamily& minimax_m2_family() {
   static const ModelFamily kFamily = {
       .name = "minimax_m2",
       .types = kMinimaxTypes,
+      .rotates_shares = true,
       .gguf_keys = "expert_count expert_used_count expert_feed_forward_length expert_gating_func",
       .router_aux_loss_coef = 0.001,
       .read_json = read_minimax_json,

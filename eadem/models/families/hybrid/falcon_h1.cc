@@ -58,7 +58,7 @@ void read_falcon_json(const io::JsonReader& config, ModelConfig& result) {
   mamba.in_bias = config.optional_boolean("mamba_proj_bias").value_or(false);
   mamba.out_bias = config.optional_boolean("projectors_bias").value_or(false);
   mamba.norm = config.optional_boolean("mamba_rms_norm").value_or(false);
-  const bool before = config.optional_boolean("mamba_norm_before_gate").value_or(true);
+  const bool before = config.boolean_or("mamba_norm_before_gate", true);
   mamba.norm_before_gate = mamba.norm && before;
   const std::vector<double> of_mlp = read_multipliers(config, "mlp_multipliers", 2),
                             of_parts = read_multipliers(config, "ssm_multipliers", mamba.multipliers.size());

@@ -66,8 +66,11 @@ void read_kimi_experts(const io::JsonReader& config, ModelConfig& result) {
       integer_of(config, "num_shared_experts", "n_shared_experts", kMaxExperts, 1) * result.moe_intermediate_size;
   result.n_group = integer_of(config, "num_expert_group", "n_group", kMaxExperts, 1);
   result.topk_group = config.optional_integer("topk_group", 1, kMaxExperts).value_or(1);
-  result.norm_topk_prob = config.optional_boolean("moe_renormalize").value_or(true);
-  if (const auto usual = config.optional_boolean("norm_topk_prob")) result.norm_topk_prob = *usual;
+  const auto usual = config.optional_boolean("norm_topk_prob");
+  result.norm_topk_prob = config.boolean_or("moe_renormalize", usual.value_or(true));
+  if (usual && *usual != result.norm_topk_prob)
+    throw DataCorrupted("{}: 'moe_renormalize' is {}, 'norm_topk_prob' is {}", config.file(), result.norm_topk_prob,
+                        *usual);
   result.routed_scaling_factor = config.optional_number("routed_scaling_factor", 1e-6, 1e6).value_or(2.446);
   honour("moe_router_activation_func",
          config.optional_string("moe_router_activation_func").value_or("sigmoid") == "sigmoid", "\"sigmoid\"");

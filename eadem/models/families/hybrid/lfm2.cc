@@ -75,6 +75,7 @@ void read_lfm2_width(const io::JsonReader& config, ModelConfig& result) {
 void read_lfm2_json(const io::JsonReader& config, ModelConfig& result) {
   read_rope_or(config, 1000000, result);
   read_lfm2_width(config, result);
+  require_silu(config, result, "MLPs");
   result.qk_norm = true;
   result.tie_word_embeddings = config.optional_boolean("tie_embedding").value_or(result.tie_word_embeddings);
   result.conv_taps = config.optional_integer("conv_L_cache", 2, kernels::kMaxTaps).value_or(3);

@@ -83,7 +83,7 @@ void read_nemotron_experts(const io::JsonReader& config, ModelConfig& result) {
   read.shared_expert_intermediate_size = integer("moe_shared_expert_intermediate_size", 7688);
   read.moe_latent_size = integer("moe_latent_size", 0);
   read.routed_scaling_factor = config.optional_number("routed_scaling_factor", 1e-6, 1e6).value_or(1.0);
-  read.norm_topk_prob = config.optional_boolean("norm_topk_prob").value_or(true);
+  read.norm_topk_prob = config.boolean_or("norm_topk_prob", true);
   read.n_group = integer("n_group", 1);
   read.topk_group = integer("topk_group", 1);
   if (!has_any(result, 'E')) return;

@@ -115,6 +115,7 @@ const ModelFamily& qwen3_5_family() {
   static const ModelFamily kFamily = {.name = "qwen3_5",
                                       .types = kQwen35Types,
                                       .rotated_share = 0.25,
+                                      .rotates_shares = true,
                                       .ffn_per_hidden = 3,  // those of experts do not state it, and have none
                                       .gguf_keys = kGgufKeys,
                                       .router_aux_loss_coef = 0.001,

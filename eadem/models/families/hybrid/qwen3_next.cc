@@ -97,6 +97,7 @@ const ModelFamily& qwen3_next_family() {
   static const ModelFamily kFamily = {.name = "qwen3_next",
                                       .types = kQwen3NextTypes,
                                       .rotated_share = 0.25,
+                                      .rotates_shares = true,
                                       .gguf_keys = kGgufKeys,
                                       .router_aux_loss_coef = 0.001,
                                       .read_json = read_qwen3_next_json,
