@@ -175,7 +175,7 @@ TEST_F(HuggingFace, WhatADirectoryCannotStateIsRefused) {
              }),
              "Unsupported: ");
   EXPECT_HAS(test::refusal([&] { huggingface_form(open_checkpoint(write_gguf({}, config_.head_dim / 2))); }),
-             "dimensions of a head are rotated");
+             "cannot state a rotation of a part of each head");
 }
 
 }  // namespace

@@ -409,9 +409,11 @@ TEST(LinearProperties, UnroundedProductsAreThoseOfDecodedWeights) {
   EXPECT_GT(decoded, 0);
 }
 
-// Sums of products of codes are exact: the instruction set without 8-bit dot products finds the same ones in f32, and
-// what follows is the same code. Widths beside the blocks of codes that are taken at once, too.
-TEST(AttentionProperties, IntegerScoresHaveTheBitsOfTheirFloats) {
+// Sums of products of codes are exact: the instruction set without 8-bit dot products finds the same scores in f32. Of
+// the values one alone has a scale, which makes its weight the largest of its chunk, and its code of 16 bits exact; so
+// the results differ by the roundings of that scale, the sum, and two products. Widths beside the blocks of codes that
+// are taken at once, too.
+TEST(AttentionProperties, IntegerScoresAreThoseOfTheirFloats) {
   const auto isas = byte_dot_isas();
   if (!isas) GTEST_SKIP() << "no instruction set with 8-bit dot products";
   const auto with = open_device("cpu", {.num_threads = 1, .isa = isas->first});
@@ -432,10 +434,21 @@ TEST(AttentionProperties, IntegerScoresHaveTheBitsOfTheirFloats) {
            TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
           symbols};
       const PassCall call = straight_call(row, Pass::inference, 7);
+      auto* const scales = static_cast<float*>(call.inputs[2].view.plane(1));
+      const auto first_block = static_cast<int64_t>(call.inputs[5].view.as<int32_t>()[0]);
+      for (int64_t i = 0; i < 9 * 2 * 16; ++i)
+        if (i / (2 * 16) != first_block || i % 16 != 0) scales[i] = 0;  // all but that of position 0
       const std::vector<Tensor> expected = run_chosen(*without, call, "attention"),
                                 y = run_chosen(*with, call, "attention");
       ASSERT_FALSE(expected.empty() || y.empty());
-      EXPECT_TRUE(same_bits(expected[0].view, y[0].view)) << "head_dim " << head_dim << ", " << tokens << " tokens";
+      float largest = 0;
+      for (int64_t i = 0; i < y[0].view.num_elements(); ++i) {
+        const float a = expected[0].view.as<float>()[i], b = y[0].view.as<float>()[i];
+        ASSERT_LE(std::fabs(a - b), 6 * 0x1p-24f * std::fabs(a))
+            << "head_dim " << head_dim << ", " << tokens << " tokens";
+        largest = std::max(largest, std::fabs(a));
+      }
+      EXPECT_GT(largest, 0);
     }
 }
 

@@ -4,8 +4,7 @@
 //
 //   scores[r, j] = sum_d q[r, d] k[j, d]           codes of queries and of keys, keys as lanes
 //
-// As long as the sums stay below 2^24 they are the same numbers in i32 and in any order in f32, so that a row's bits
-// do not depend on whether this or one of the f32 products computes it.
+// As long as the sums stay below 2^24 they are the same numbers in i32 and in any order in f32.
 //
 // Per-target header: included after hwy/foreach_target.h, inside no namespace.
 #if defined(EADEM_KERNELS_CPU_CODE_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)

@@ -39,9 +39,6 @@ void read_gemma3_rope(const io::JsonReader& config, ModelConfig& result) {
 
 void read_gemma3_json(const io::JsonReader& config, ModelConfig& result) {
   read_gemma3_rope(config, result);
-  if (result.rotary_dim != result.head_dim)
-    throw Unsupported("{}: {} of {} dimensions of a head are rotated; models of type {} rotate all", config.file(),
-                      result.rotary_dim, result.head_dim, result.model_type);
   result.attention_bias = config.optional_boolean("attention_bias").value_or(false);
   result.attention_out_bias = result.attention_bias;
   result.qk_norm = true;
