@@ -118,6 +118,14 @@ TEST(DeepseekV4, WhatIsNotComputedIsRefused) {
   EXPECT_HAS(refused("o_groups", 7), "16 heads in 7 groups");
   EXPECT_HAS(refused("hc_mult", 65), "65 streams");
   EXPECT_HAS(refused("index_head_dim", 32), "64 of 32 dimensions of an index");
+  // An object of its own without a theta takes that of the config beside it, not compress_rope_theta.
+  const auto objects = [] { return io::JsonValue::object().set("main", io::JsonValue::object()); };
+  EXPECT_EQ(parse(small()
+                      .set("rope_theta", 20000)
+                      .set("compress_rope_theta", 500)
+                      .set("rope_parameters", objects().set("compress", io::JsonValue::object())))
+                .pooled_rope_theta,
+            20000);
   EXPECT_HAS(refusal([] { parse(small().set("partial_rotary_factor", 0.25).set("qk_rope_head_dim", 64)); }),
              "'qk_rope_head_dim' is 64");
 }

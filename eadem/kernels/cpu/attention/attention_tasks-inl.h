@@ -6,10 +6,10 @@
 // are keys), and both products are the blocks of matmul-inl.h. For a few rows, as in decode, keys and values are read
 // in place (cached_rows-inl.h); for about as many as a panel has, the rows stand in the lanes (rows_in_lanes-inl.h).
 // Every score is one chain over head_dim, every output one chain over the chunk's positions, and chunks and splits
-// begin at fixed absolute positions: a row's bits do not depend on the rows beside it. Those of an int8 cache are
-// multiplied as integers where the processor has 8-bit dot products (code_values-inl.h). Keys and values in bf16
-// that enough heads share are multiplied on tiles where the processor has them, for any number of rows; their sums are
-// those of tiled_rows.h.
+// begin at fixed absolute positions: a row's bits do not depend on the rows beside it. Keys and values of an int8
+// cache are multiplied as integers where the processor has 8-bit dot products (code_values-inl.h). Those in bf16 that
+// enough heads share are multiplied on tiles where the processor has them, for any number of rows; their sums are those
+// of tiled_rows.h.
 //
 // A masked score has weight exactly 0 and adds 0 * v, which changes nothing as long as v is finite. Only the sign of a
 // zero could change, so it is cleared at the end.

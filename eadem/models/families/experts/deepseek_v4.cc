@@ -192,6 +192,7 @@ void read_v4_ropes(const io::JsonReader& config, ModelConfig& result) {
   result.rope_theta = config.optional_number("rope_theta", 1.0, 1e12).value_or(10000);
   result.pooled_rope_theta = config.optional_number("compress_rope_theta", 1.0, 1e12).value_or(160000);
   const int64_t rotated = result.rotary_dim;
+  const double top_theta = result.rope_theta;
   const auto require_one_share = [&](const io::JsonReader& object) {
     if (result.rotary_dim != rotated)
       object.fail("partial_rotary_factor", fmt::format("that of all layers, {} of {}", rotated, result.head_dim));
@@ -219,6 +220,7 @@ void read_v4_ropes(const io::JsonReader& config, ModelConfig& result) {
   require_one_share(*main);
   if (of_main.kind != modules::RopeScaling::Kind::none)
     main->fail("rope_type", "\"default\", as all models of this type have");
+  if (!pooled->has("rope_theta")) result.pooled_rope_theta = top_theta;  // as in transformers
   read_rope_object(*pooled, result, result.pooled_rope_theta, result.rope_scaling);
   require_one_share(*pooled);
   require_truncated(config, result.rope_scaling);
