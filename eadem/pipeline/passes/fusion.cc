@@ -217,15 +217,24 @@ void check_names(const std::vector<std::string>& disabled) {
   }
 }
 
-// Replaces the first match of `fusion` whose last node is at or after `start`; returns the node after it, or nothing.
-std::optional<size_t> fuse_next(Graph& graph, const Fusion& fusion, size_t start, const Device& device,
+// Replaces matches of `fusion` whose last nodes are at or after `start`, in their order, as long as each begins behind
+// the last node of the one before: what it consists of and who reads it is then as before. Returns the node to go on
+// from, or nothing.
+std::optional<size_t> fuse_some(Graph& graph, const Fusion& fusion, size_t start, const Device& device,
                                 const SymbolValues& bounds, const FusionOptions& options, bool disabled,
                                 std::vector<FusionDecision>& decisions, size_t& forward_end) {
   const Uses uses(graph);
   Matcher matcher(graph, uses, fusion);
-  for (size_t root = start; root < graph.nodes().size(); ++root) {
-    const std::optional<Match> match = matcher.match_at(static_cast<int>(root));
+  std::vector<std::pair<Match, Node>> found;
+  std::optional<size_t> stop;
+  for (size_t root = start; root < graph.nodes().size() && !stop; ++root) {
+    std::optional<Match> match = matcher.match_at(static_cast<int>(root));
     if (!match) continue;
+    if (!found.empty() &&
+        *std::min_element(match->nodes.begin(), match->nodes.end()) <= found.back().first.nodes.back()) {
+      stop = root;
+      continue;
+    }
     FusionDecision decision{std::string(fusion.name), graph.nodes()[root].scope, false, {}};
     std::optional<Node> fused;
     if (disabled)
@@ -239,22 +248,26 @@ std::optional<size_t> fuse_next(Graph& graph, const Fusion& fusion, size_t start
           if (std::find(fusion.outputs.begin(), fusion.outputs.end(), value) == fusion.outputs.end())
             decision.kept_inside.push_back(graph.value(match->values.at(value)).name);
     decisions.push_back(std::move(decision));
-    if (!fused) continue;
-    std::vector<Node> nodes;
-    size_t next = 0, new_forward_end = forward_end;
-    for (size_t n = 0; n < graph.nodes().size(); ++n) {
-      if (n == forward_end) new_forward_end = nodes.size();
-      if (static_cast<int>(n) == match->place) nodes.push_back(std::move(*fused));
-      if (std::find(match->nodes.begin(), match->nodes.end(), static_cast<int>(n)) == match->nodes.end())
-        nodes.push_back(std::move(graph.nodes()[n]));
-      if (n == root) next = nodes.size();
-    }
-    if (forward_end >= graph.nodes().size()) new_forward_end = nodes.size();
-    forward_end = new_forward_end;
-    graph.nodes() = std::move(nodes);
-    return next;
+    if (fused) found.emplace_back(std::move(*match), std::move(*fused));
   }
-  return std::nullopt;
+  if (found.empty()) return std::nullopt;
+  std::vector<Node> nodes;
+  size_t next = 0, new_forward_end = forward_end;
+  auto each = found.begin();
+  for (size_t n = 0; n < graph.nodes().size(); ++n) {
+    const auto node = static_cast<int>(n);
+    if (n == forward_end) new_forward_end = nodes.size();
+    if (n == stop) next = nodes.size();
+    if (each != found.end() && node == each->first.place) nodes.push_back(std::move(each->second));
+    if (each == found.end() ||
+        std::find(each->first.nodes.begin(), each->first.nodes.end(), node) == each->first.nodes.end())
+      nodes.push_back(std::move(graph.nodes()[n]));
+    if (each != found.end() && node == each->first.nodes.back()) ++each;
+  }
+  if (forward_end >= graph.nodes().size()) new_forward_end = nodes.size();
+  forward_end = new_forward_end;
+  graph.nodes() = std::move(nodes);
+  return stop ? std::optional(next) : std::nullopt;
 }
 
 }  // namespace
@@ -272,7 +285,7 @@ std::vector<FusionDecision> fuse(Graph& graph, const Device& device, const Symbo
     const bool disabled = std::any_of(options.disabled.begin(), options.disabled.end(),
                                       [&](const std::string& name) { return name == "all" || name == fusion->name; });
     std::optional<size_t> start = 0;
-    while (start) start = fuse_next(graph, *fusion, *start, device, bounds, options, disabled, decisions, end);
+    while (start) start = fuse_some(graph, *fusion, *start, device, bounds, options, disabled, decisions, end);
   }
   if (forward_end != nullptr) *forward_end = end;
   return decisions;
