@@ -134,6 +134,17 @@ std::vector<double> llama3_divisors(const ModelConfig& config, const RopeScaling
   return divisors;
 }
 
+// The factor of Llama 3.1's scaling, of which a divisor d is 1 / d = (1 - s) / factor + s with the same s for every
+// factor. That of the lowest frequency says it best.
+double llama3_factor(const ModelConfig& config, const RopeScaling& scaling) {
+  RopeScaling two = scaling;
+  two.factor = 2;
+  const double s = 2 / llama3_divisors(config, two).back() - 1;
+  if (s >= 1) return 1;  // nothing is divided
+  const double factor = (1 - s) / (1 / config.rope_divisors.back() - s), near = std::round(factor * 1000) / 1000;
+  return std::abs(near - factor) < 1e-5 * factor ? near : shortest(factor);
+}
+
 std::vector<double> gguf_divisors(const ModelConfig& config) {
   if (!config.rope_divisors.empty()) return config.rope_divisors;
   if (config.family().gguf_divisors != nullptr) return config.family().gguf_divisors(config);
@@ -159,16 +170,15 @@ ModelConfig huggingface_config(ModelConfig config, const io::GgufFile* file) {
       stated = file->optional_integer(file->string("general.architecture") + ".rope.scaling.original_context_length", 1,
                                       INT32_MAX);
     const int64_t positions = stated.value_or(8192);
-    RopeScaling scaling{.kind = RopeScaling::Kind::llama3,
-                        .factor = shortest(*std::max_element(config.rope_divisors.begin(), config.rope_divisors.end())),
-                        .original_max_positions = static_cast<double>(positions)};
+    RopeScaling scaling{.kind = RopeScaling::Kind::llama3, .original_max_positions = static_cast<double>(positions)};
+    scaling.factor = llama3_factor(config, scaling);
     const std::vector<double> expected = llama3_divisors(config, scaling);
     for (size_t i = 0; i < expected.size(); ++i)
       if (config.rope_scaling.kind != RopeScaling::Kind::none ||
           std::abs(expected[i] - config.rope_divisors[i]) > 1e-5 * expected[i])
         throw Unsupported(
-            "{}: 'rope_freqs.weight' is not Llama 3.1's scaling from {} positions, the only one that config.json can "
-            "state",
+            "{}: 'rope_freqs.weight' is not Llama 3.1's scaling from {} positions with frequency factors of 1 and 4; "
+            "others cannot be told from it",
             source, positions);
     config.rope_scaling = scaling;
     config.rope_divisors.clear();

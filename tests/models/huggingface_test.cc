@@ -167,6 +167,26 @@ TEST_F(HuggingFace, QuantizedRowsThatMoveAreTheirDecodedValues) {
   expect_equal(got.view, expected.view, name);
 }
 
+// The factor is found from any frequency that is divided, also where none is divided by all of it.
+TEST(Llama3Scaling, IsToldFromDivisors) {
+  for (const double theta : {5000.0, 500000.0})
+    for (const double factor : {8.0, 32.0, 2.5}) {
+      ModelConfig config = ModelConfig::from_json(io::JsonReader::parse(
+          fmt::format(R"({{"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
+                           "num_hidden_layers": 1, "num_attention_heads": 4, "rope_theta": {},
+                           "rope_scaling": {{"rope_type": "llama3", "factor": {}, "low_freq_factor": 1,
+                                             "high_freq_factor": 4, "original_max_position_embeddings": 8192}}}})",
+                      theta, factor),
+          "config.json"));
+      const ModelConfig stated = config;
+      config.rope_divisors = gguf_divisors(config);
+      for (double& divisor : config.rope_divisors) divisor = static_cast<float>(divisor);
+      EXPECT_EQ(config.rope_divisors.back() < factor, theta == 5000);
+      config.rope_scaling = {};
+      EXPECT_EQ(huggingface_config(config, nullptr).rope_scaling, stated.rope_scaling) << theta << ", " << factor;
+    }
+}
+
 TEST_F(HuggingFace, WhatADirectoryCannotStateIsRefused) {
   const Tensor divisors = Tensor::on_host(DType::f32, Shape{config_.head_dim / 2});
   std::fill_n(divisors.view.as<float>(), config_.head_dim / 2, 3.0f);
