@@ -62,6 +62,9 @@ TEST(QuantizationConfig, ReadsWhatTheMethodsSay) {
   EXPECT_FALSE(plain.has_zeros);
   EXPECT_FALSE(plain.has_order);
   EXPECT_TRUE(plain.zeros_less_one);
+  EXPECT_FALSE(plain.borrows_across_zeros);
+  for (const char* writer : {R"("gptqmodel:1.4.0")", R"(["gptqmodel:1.4.0"])"})
+    EXPECT_TRUE(parsed(gptq(fmt::format(R"(, "meta": {{"quantizer": {}}})", writer))).borrows_across_zeros);
   const QuantizationConfig ordered = parsed(
       R"({"quant_method": "gptq", "bits": 8, "group_size": -1, "sym": false, "desc_act": true,
           "checkpoint_format": "gptq_v2", "dynamic": {"-:.*down_proj.*": {}}})");

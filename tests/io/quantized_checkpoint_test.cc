@@ -205,6 +205,24 @@ TEST(QuantizedCheckpoint, EveryLayoutMeansItsValues) {
     expect_layer(layer.packed(true), tensors_config("pack-quantized", bits, false), layer, zeros.c_str());
     expect_layer(middle.packed(false), tensors_config("pack-quantized", bits, true), middle, name.c_str());
   }
+  // GPTQModel subtracts one from each field of a whole word at once, and a zero borrows from the field above it.
+  for (int bits : {4, 8}) {
+    Layer layer(bits);
+    for (size_t i = 0; i < layer.zeros.size(); i += 3) layer.zeros[i] = 0;
+    RawTensors tensors = layer.gptq(0);
+    std::vector<uint8_t>& bytes = tensors[1].bytes;
+    for (size_t at = 0; at < bytes.size(); at += 4) {
+      uint32_t word = 0;
+      std::memcpy(&word, &bytes[at], 4);
+      word -= bits == 4 ? 0x11111111u : 0x01010101u;
+      std::memcpy(&bytes[at], &word, 4);
+    }
+    std::string config = gptq_config(bits, false);
+    config.insert(config.size() - 1, R"(, "meta": {"quantizer": ["gptqmodel:2.2.0"]})");
+    const std::string name = fmt::format("int{}_g32_f16_zeros", bits);
+    expect_layer(tensors, config, layer, name.c_str());
+    expect_layer(layer.gptq(1), gptq_config(bits, false), layer, name.c_str());
+  }
   expect_layer(Layer(4).awq(), kAwq, Layer(4), "int4_g32_f16_zeros");
   expect_layer(Layer(8).integers(), tensors_config("int-quantized", 8, false), Layer(8), "int8_g32_f16_zeros");
 }
@@ -612,6 +630,12 @@ TEST(QuantizedCheckpoint, LayersThatContradictTheIgnoreListOfCompressedTensorsAr
   expect_refusal(joined({quantized, {plain}}), config(linear, R"("lm_head")"),
                  {"DataCorrupted", "'m.layers.1.up' is not quantized ('m.layers.1.up.weight' is BF16)",
                   "says that it is, as 'm.layers.0.up' is"});
+  // A layer behind the model's last one predicts further tokens and is not made.
+  QuantizationConfig of_one_layer = config_of(config(linear, R"("lm_head")"));
+  of_one_layer.num_layers = 1;
+  EXPECT_EQ(
+      open_quantized(file_of(joined({quantized, {plain}})), of_one_layer)->find("m.layers.1.up.weight")->type_name,
+      "BF16");
   for (const char* entry : {R"("m.layers.1.up")", R"("re:.*[.]1[.]up")", R"("x.layers.1.up")"}) {
     const auto source = opened(joined({quantized, {plain}}), config(linear, entry));
     EXPECT_EQ(source->find("m.layers.1.up.weight")->type_name, "BF16");

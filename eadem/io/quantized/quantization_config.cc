@@ -82,6 +82,18 @@ void set_bits(QuantizationScheme& config, const JsonReader& json, std::string_vi
 
 // ---- gptq
 
+// Whether `meta` says that GPTQModel wrote the file: a text, or a list of them, as "gptqmodel:1.4.0".
+bool is_of_gptqmodel(const JsonReader& json) {
+  const JsonValue* const meta = json.value().find("meta");
+  const JsonValue* const writer = meta != nullptr && meta->is_object() ? meta->find("quantizer") : nullptr;
+  if (writer == nullptr) return false;
+  const auto names_it = [](const JsonValue& text) {
+    return text.is_string() && lower(text.as_string()).starts_with("gptqmodel");
+  };
+  if (!writer->is_array()) return names_it(*writer);
+  return std::any_of(writer->as_array().begin(), writer->as_array().end(), names_it);
+}
+
 void read_gptq(QuantizationConfig& config, const JsonReader& json) {
   config.layout = Layout::gptq;
   set_bits(config, json, "bits", {4, 8});
@@ -95,6 +107,7 @@ void read_gptq(QuantizationConfig& config, const JsonReader& json) {
       if (format != "gptq" && format != "gptq_v2") refuse(json, key, quote(*value), "gptq and gptq_v2 are read");
     }
   config.zeros_less_one = format == "gptq";
+  config.borrows_across_zeros = config.zeros_less_one && is_of_gptqmodel(json);
   if (const auto dtype = json.optional_string("pack_dtype"); dtype && *dtype != "int32")
     refuse(json, "pack_dtype", quote(*dtype), "int32 is read");
   // Settings for single layers: "-:pattern" leaves them as they are, which their tensors say.
@@ -445,6 +458,8 @@ std::optional<QuantizationConfig> QuantizationConfig::from_json(const JsonReader
 
   QuantizationConfig result;
   result.place = json.file();
+  const JsonValue* const layers = config.value().find("num_hidden_layers");
+  if (layers != nullptr && layers->kind() == JsonValue::Kind::integer) result.num_layers = layers->as_integer();
   if (!json.has("quant_method")) json.fail("quant_method", "a string");
   result.method = json.string("quant_method");
   for (const Method& method : kMethods)

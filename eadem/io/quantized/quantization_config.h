@@ -44,6 +44,7 @@ struct QuantizationScheme {
   // Whether zero points are other than 2^(bits - 1). (GPTQ writes them in any case.)
   bool has_zeros = false;
   bool zeros_less_one = false;            // GPTQ: what is written is the zero point less one
+  bool borrows_across_zeros = false;      // and was subtracted from whole words, so that a zero borrows from the next
   bool has_order = false;                 // groups need not be of neighbouring columns
   std::optional<Fp8Format::Kind> floats;  // Layout::floats, where it is stated
   // Layout::floats: `expert_dtype`, "fp4" or "fp8"; empty where it is not stated.
@@ -66,6 +67,7 @@ struct QuantizationConfig : QuantizationScheme {
   std::vector<Target> plain;                // the layers that are not quantized, of compressed-tensors
   std::vector<QuantizationScheme> schemes;  // of different layers; empty where there is but one
   std::vector<Target> targets;  // of compressed-tensors; one that matches a name wins over those that follow
+  int64_t num_layers = 0;       // of the model; 0: not stated
 
   // Nothing when the config.json `config` has neither `quantization_config` nor `compression_config`. Throws
   // DataCorrupted for what is malformed, Unsupported naming what is not read. Marks the key as read.

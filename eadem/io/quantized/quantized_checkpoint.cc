@@ -87,6 +87,14 @@ class QuantizedCheckpoint final : public WeightSource {
     return "";
   }
 
+  // Whether a name is of a layer that predicts further tokens, which compressed-tensors does not make.
+  bool is_behind_the_model(const std::string& name) const {
+    constexpr std::string_view kLayers = ".layers.";
+    const size_t at = name.find(kLayers);
+    return config_.num_layers > 0 && at != std::string::npos &&
+           std::atoll(name.c_str() + at + kLayers.size()) >= config_.num_layers;
+  }
+
   // compressed-tensors makes every layer that a target is for a quantized one, and loads a plain one as noise. Which
   // names are of layers shows where others that differ in numbers alone are quantized.
   void refuse_plain_layers(const std::unordered_map<std::string, QuantizedLayer>& layer_at) const {
@@ -106,6 +114,7 @@ class QuantizedCheckpoint final : public WeightSource {
     for (const WeightInfo& info : files_->tensors()) {
       if (!info.name.ends_with(kWeight) || layer_at.contains(info.name)) continue;
       const std::string name = info.name.substr(0, info.name.size() - kWeight.size());
+      if (is_behind_the_model(name)) continue;
       const auto like = layer_of_kind.find(without_numbers(name));
       if (like == layer_of_kind.end() || like->second == name || config_.may_be_plain(name)) continue;
       throw DataCorrupted("{}: the layer {} is not quantized ({} is {}), but {} says that it is, as {} is", path(),

@@ -282,13 +282,18 @@ Tensor load_gptq(const WeightSource& files, const QuantizationScheme& config, co
     check_middle_zeros(files, config, layer.name + ".qzeros", zeros.view, writer.groups(), out);
     return writer.result;
   }
-  // Less one wraps around: a zero point of 0 is written as the largest code.
-  const int plus = config.zeros_less_one ? 1 : 0;
+  // Less one wraps around, so that a zero point of 0 is written as the largest code, or borrows from the next one.
+  const int32_t* const stored = zeros.view.as<int32_t>();
+  std::vector<int32_t> zero_words(stored, stored + zeros.view.num_elements());
+  if (config.borrows_across_zeros)
+    for (int32_t& word : zero_words)
+      word = static_cast<int32_t>(static_cast<uint32_t>(word) + (config.bits == 4 ? 0x11111111u : 0x01010101u));
+  const int plus = config.zeros_less_one && !config.borrows_across_zeros ? 1 : 0;
   for (int64_t g = 0; g < writer.groups(); ++g)
     for (int64_t o = 0; o < out; ++o)
-      writer.write_zero(o, g,
-                        (code_in(zeros.view.as<int32_t>() + g * zeros.shape()[1], o, config.bits) + plus) &
-                            writer.format().max_code());
+      writer.write_zero(
+          o, g,
+          (code_in(zero_words.data() + g * zeros.shape()[1], o, config.bits) + plus) & writer.format().max_code());
   return writer.result;
 }
 
