@@ -172,11 +172,18 @@ std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, 
   const auto format = plan.target_gguf ? models::CheckpointFormat::gguf : models::CheckpointFormat::huggingface;
   std::vector<ConvertedTensor> result;
   std::set<std::string> used;
+  std::map<std::string, Shape> shapes;
+  for (const models::ParameterInfo& parameter : checkpoint.model->parameters())
+    shapes.emplace(parameter.name, parameter.shape);
   for (auto& [to, recipe] : models::tensors_of(*checkpoint.model, format)) {
     std::string from;
     for (const std::string& parameter : recipe.names()) {
       reader.require_one_value(parameter);
-      if (!reader.type(parameter)) reader.read(parameter);  // throws with the reason
+      const std::optional<models::RecipeType> type = reader.type(parameter);
+      if (!type) reader.read(parameter);  // throws with the reason
+      if (const auto whole = shapes.find(parameter); whole != shapes.end() && type && type->shape != whole->second)
+        throw DataCorrupted("{}: '{}' is {}; the model's config implies {}", weights.path(), parameter,
+                            to_string(type->shape), to_string(whole->second));
       used.merge(reader.tensors_of(parameter));
       for (const std::string& name : reader.recipe(parameter)->names())
         if (("+" + from + "+").find("+" + name + "+") == std::string::npos) from += (from.empty() ? "" : "+") + name;

@@ -125,6 +125,15 @@ class Convert(ProgramTest):
                     config.pop("torch_dtype", None)
                 self.assertEqual(*configs)
 
+    def test_shapes_other_than_the_configs_are_refused(self):
+        model = self.folder / "odd"
+        zero_model(model, 1, 32, 48, 2, 1, 16, 64, False)
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
+        for to in ("out", "out.gguf"):
+            self.refused(1, "'model.layers.0.mlp.gate_proj.weight' is [48, 32]; the model's config implies [40, 32]",
+                         "convert", model, self.folder / to, "--no-tokenizer")
+
     # Norms of Gemma 3 are w in a directory and 1 + w in a GGUF file: the sum is what stays.
     def test_sums_stay(self):
         model, gguf, back, again = GOLDEN / "gemma3", self.folder / "a.gguf", self.folder / "gemma", self.folder / "b.gguf"
