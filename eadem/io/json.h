@@ -127,7 +127,7 @@ class JsonReader {
   std::optional<double> optional_number(std::string_view key, double min = -kMaxNumber, double max = kMaxNumber) const;
   bool boolean(std::string_view key) const;
   std::optional<bool> optional_boolean(std::string_view key) const;
-  // Of a key that is absent, `if_absent`. null is false, as None is to transformers.
+  // Returns `if_absent` for a key that is not there, and false for null, which Python reads as None.
   bool boolean_or(std::string_view key, bool if_absent) const;
   const std::string& string(std::string_view key) const;
   std::optional<std::string> optional_string(std::string_view key) const;

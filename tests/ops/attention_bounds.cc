@@ -140,8 +140,8 @@ Bounds attention_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected
             for (int64_t j = start; j < last; ++j)
               most = std::max(most, std::exp(score[static_cast<size_t>(j - first)] - largest) / sum * scale_of(j));
             for (int64_t j = start; j < last; ++j)
-              for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
-                if (const double unit = scale_of(j); unit > 0)
+              if (const double unit = scale_of(j); unit > 0)
+                for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
                   codes_moved[d] += kWeightCode * most * std::fabs(v.data[value_at(j, g) + d]) / unit;
             start = last;
           }

@@ -356,14 +356,14 @@ void attend_on_tiles(const Attention& a, const TokenBlock& b, int64_t kv_head, i
 }
 
 #if HWY_TARGET == HWY_AVX3
-// The same of keys in an int8 cache, by 8-bit dot products.
+// Adds the keys of a chunk in an int8 cache to the states of the block's `rows` rows in s.split, by 8-bit dot products.
 void attend_by_bytes(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t start, int64_t rows,
                      const ForwardScratch& s) {
   const int64_t end = b.position + (b.end - b.begin), count = std::min(kChunk, end - start);
   const CodeChunk chunk(a, b.sequence, kv_head, start, count, end);
   const int64_t panels = ceil_div(a.value_dim, kPanelWidth), quads = ceil_div(count, kWordCodes);
   FetchAhead ahead = chunk.fetch_ahead();
-  // Every part is fetched by about 20 cycles of work.
+  // The numbers of calls of fetch_part and of take below, which come about every 20 cycles.
   ahead.begin(ceil_div(rows, 8) * kGroups * (a.head_dim / kBlockCodes) + rows * (kChunk / kLanes) +
                   kQuads * ceil_div(panels, 4),
               ceil_div(rows, 4) * ceil_div(panels, 2), quads);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the keys and values of a chunk of an int8 cache lie: in groups of 16 positions, whose rows are neighbours. And
-// the lines of the next chunk, which are prefetched a few at a time between products, so that memory is read all the
-// time.
+// Where the keys and values of a chunk of an int8 cache lie: in groups of 16 positions, whose rows are neighbours
+// unless a block of the cache ends among them. The lines of the next chunk are prefetched a few at a time between the
+// products of this one, so that memory is read all the time.
 //
 // Per-target header: included after hwy/foreach_target.h, inside no namespace.
 #if defined(EADEM_KERNELS_CPU_CODE_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -84,15 +84,15 @@ struct CodeChunk {
       const int64_t block = position / a.block_size;
       return (table[block] * a.kv_heads + kv_head) * a.block_size + (position - block * a.block_size);
     };
-    const bool aligned = a.block_size % kKeyGroup == 0;
     for (int64_t g = 0; g < groups; ++g) {
       row[g] = row_at(start + g * kKeyGroup);
-      whole[g] = aligned || a.block_size - (start + g * kKeyGroup) % a.block_size >= kKeyGroup;
+      whole[g] = a.block_size - (start + g * kKeyGroup) % a.block_size >= kKeyGroup;
       if (whole[g]) continue;
       for (int64_t j = 0; j < kKeyGroup; ++j)
         rows[g * kKeyGroup + j] = row_at(start + g * kKeyGroup + (g * kKeyGroup + j < count ? j : 0));
     }
-    later_groups = aligned ? std::clamp<int64_t>(ceil_div(fetch_end - (start + kChunk), kKeyGroup), 0, kGroups) : 0;
+    // Of a group that lies in two blocks, what follows its first rows is prefetched in the place of the others.
+    later_groups = std::clamp<int64_t>(ceil_div(fetch_end - (start + kChunk), kKeyGroup), 0, kGroups);
     for (int64_t g = 0; g < later_groups; ++g) later[g] = row_at(start + kChunk + g * kKeyGroup);
   }
 

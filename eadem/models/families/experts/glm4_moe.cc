@@ -66,7 +66,7 @@ void read_glm4_moe_gguf(const io::GgufFile& file, const std::string& prefix, Mod
   read_experts(file, prefix, result);
   read_leading_layers(file, prefix, result);
   read_shared_experts(file, result);
-  if (result.shared_expert_intermediate_size == 0)  // no layer has any
+  if (result.shared_expert_intermediate_size == 0)  // no layer has experts, whose tensors would say it
     result.shared_expert_intermediate_size =
         file.optional_integer(prefix + "expert_shared_count", 0, kMaxExperts).value_or(0) *
         result.moe_intermediate_size;
