@@ -129,20 +129,18 @@ class CudaAttention : public ::testing::TestWithParam<Geometry> {
     const Tensor query_start = integers_on(device_, starts), kv_length = integers_on(device_, lengths),
                  block_table = integers_on(device_, tables, {sequences, blocks});
     const Tensor y = allocate_tensor(*device_, DType::bf16, q.view.shape);
-    const int64_t states = sequences * (blocks * block_size / 256 + 1) * attrs_.heads * (attrs_.head_dim + 2);
-    const Tensor scratch = allocate_tensor(*device_, DType::u8, {states * 4});
-
     const Mesh alone;
     Context context{*device_, alone};
     std::vector<TensorView> inputs = {q.view, k, v, query_start.view, kv_length.view, block_table.view};
     if (attrs_.sinks) inputs.push_back(sinks_.view);
     const TensorView outputs[] = {y.view};
+    const char* kernel = test::hopper_refusal().empty() ? "cuda_mma" : "cuda_online_softmax";
+    const PlanPtr plan = test::plan_for(test::named(cuda::attention_kernels(), kernel), "attention", AttrsRef(attrs_),
+                                        inputs, outputs, context);
+    const Tensor scratch = allocate_tensor(*device_, DType::u8, {plan->scratch_bytes()});
     KernelCall call{.inputs = inputs, .outputs = outputs, .context = &context};
     if (with_states) call.scratch = scratch.view;
-    const char* kernel = test::hopper_refusal().empty() ? "cuda_mma" : "cuda_online_softmax";
-    test::plan_for(test::named(cuda::attention_kernels(), kernel), "attention", AttrsRef(attrs_), inputs, outputs,
-                   context)
-        ->run(call);
+    plan->run(call);
     std::vector<std::vector<char>> result;
     for (size_t i = 0; i < parts.size(); ++i)
       result.push_back(bytes_of(*device_, y.view.rows(starts[i], parts[i].end - parts[i].begin)));
@@ -345,10 +343,14 @@ INSTANTIATE_TEST_SUITE_P(
                       Step{8, 2, 128, 128, 0, {70, 3}, 16, RopeStyle::interleaved},  // pairs of neighbours
                       Step{32, 8, 128, 128, 0, {300, 3}, 16, RopeStyle::rotate_half, &RowEncoding::int8()},
                       Step{8, 2, 256, 256, 0, {300, 3}, 16}, Step{8, 2, 256, 256, 0, {700}, 16},
-                      Step{16, 8, 64, 64, 0, {300, 3}, 16},     // a key head has half a chunk
-                      Step{40, 2, 128, 128, 0, {700, 9}, 16},   // 20 queries of a key head
-                      Step{4, 1, 64, 64, 0, {5, 300, 256}, 16}  // one chunk
-                      ));
+                      Step{16, 8, 64, 64, 0, {300, 3}, 16},      // a key head has half a chunk
+                      Step{40, 2, 128, 128, 0, {700, 9}, 16},    // 20 queries of a key head
+                      Step{4, 1, 64, 64, 0, {5, 300, 256}, 16},  // one chunk
+                      // Columns that are zeros beside those of heads.
+                      Step{8, 8, 96, 96, 0, {300, 3}, 16}, Step{32, 8, 80, 20, 0, {700, 9, 256}, 16},
+                      Step{16, 4, 96, 96, 100, std::vector<int64_t>(90, 300), 32},
+                      Step{8, 2, 160, 160, 0, {300, 3}, 16},
+                      Step{16, 4, 112, 112, 0, {300, 3}, 16, RopeStyle::rotate_half, &RowEncoding::int8()}));
 
 // --- Caches of 8-bit codes have the bits of RowEncoding::encode, whichever kernel writes them.
 
@@ -632,7 +634,10 @@ constexpr auto name_of = [](const ::testing::TestParamInfo<Geometry>& geometry) 
 INSTANTIATE_TEST_SUITE_P(Geometries, CudaAttentionGradient,
                          ::testing::Values(Geometry{4, 2, 64, 0}, Geometry{2, 2, 128, 0}, Geometry{3, 1, 64, 70},
                                            Geometry{4, 1, 128, 130},
-                                           Geometry{130, 130, 64, 0}),  // more heads than blocks take at once
+                                           Geometry{130, 130, 64, 0},  // more heads than blocks take at once
+                                           // Columns that are zeros beside those of heads.
+                                           Geometry{4, 2, 96, 0}, Geometry{3, 1, 80, 70}, Geometry{2, 2, 24, 0},
+                                           Geometry{4, 1, 120, 130}),
                          name_of);
 
 INSTANTIATE_TEST_SUITE_P(Geometries, CudaAttention,
@@ -646,7 +651,15 @@ INSTANTIATE_TEST_SUITE_P(Geometries, CudaAttention,
                                            Geometry{16, 4, 128, 100, 0.0f, false, &RowEncoding::int8()},
                                            Geometry{20, 1, 64, 300, 0.0f, true, &RowEncoding::fp8_e4m3()},
                                            Geometry{20, 2, 128, 0, 0.8f, true, &RowEncoding::int8()},
-                                           Geometry{14, 2, 64, 90, 0.8f, false, &RowEncoding::fp8_e4m3()}),
+                                           Geometry{14, 2, 64, 90, 0.8f, false, &RowEncoding::fp8_e4m3()},
+                                           // Columns that are zeros beside those of heads.
+                                           Geometry{8, 8, 96, 0}, Geometry{20, 1, 80, 90, 0.7f, true},
+                                           Geometry{16, 4, 120, 100}, Geometry{6, 2, 40, 0}, Geometry{4, 2, 160, 0},
+                                           Geometry{20, 2, 232, 90, 0.9f, true},
+                                           Geometry{8, 8, 96, 0, 0.0f, false, &RowEncoding::int8()},
+                                           Geometry{20, 1, 80, 300, 0.8f, true, &RowEncoding::fp8_e4m3()},
+                                           Geometry{14, 2, 48, 90, 0.0f, false, &RowEncoding::int8()},
+                                           Geometry{4, 4, 16, 0, 0.0f, false, &RowEncoding::fp8_e4m3()}),
                          name_of);
 
 }  // namespace

@@ -113,8 +113,9 @@ std::vector<Workload> attention() {
       // and prompts beside decode. The CPU has no kernels of their own for them.
       if (device_name() != "cpu" && dtype == kBf16 && (kv.encoding != nullptr || kv.dtype == kBf16))
         for (const Shape& shape : {Shape{4, 2, 64}, Shape{4, 2, 128, 128, 0.05f}, Shape{10, 1, 64, 64, 0, true},
-                                   Shape{3, 1, 128, 128, 0.1f, true}, Shape{2, 1, 256, 256, 0.05f}}) {
-          if (shape.head_dim > 128 && kv.encoding != nullptr) continue;
+                                   Shape{3, 1, 128, 128, 0.1f, true}, Shape{2, 1, 256, 256, 0.05f}, Shape{3, 3, 96},
+                                   Shape{10, 1, 80, 80, 0.1f, true}, Shape{4, 2, 120}, Shape{2, 1, 160}}) {
+          if (kv.encoding != nullptr && (shape.head_dim > 128 || shape.head_dim % 16 != 0)) continue;
           const int64_t many = 140 / shape.kv_heads;
           cached(dtype, kv, shape, 3, 3, 0, 16, 40);
           cached(dtype, kv, shape, 2, 2, 100, 48, 9);

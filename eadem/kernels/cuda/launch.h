@@ -351,7 +351,7 @@ struct AttentionParams {
   const float* v_scales = nullptr;  // likewise
   // Kernels that read a cache by tensor maps use the first; only launch_attention_decode uses those after it:
   int64_t cache_rows = 0;   // num_blocks * kv_heads * block_size
-  float* states = nullptr;  // [max_splits, heads, head_dim + 2]
+  float* states = nullptr;  // [max_splits, heads, padded_head_dim(head_dim) + 2]
   int64_t max_splits = 0;   // the most splits that all sequences of a step have together
   // [sequences, kv_heads, tiles of 16 rows of its query heads], zeros; they are zeros again afterwards.
   unsigned* arrivals = nullptr;
@@ -362,12 +362,14 @@ struct AttentionParams {
 [[nodiscard]] cudaError_t launch_attention(const AttentionParams& params, cudaStream_t stream);
 
 // --- attention_prompt.cu and attention_decode.cu, for Hopper: bf16 queries; keys and values in bf16, or in a cache of
-// 8-bit codes; head_dim 64 or 128, and 256 without codes; at most kAttentionMmaMaxGroup heads a key head. A step of one
-// token per sequence has the same bits from both.
+// 8-bit codes; head_dim a multiple of 8 up to 256, or with codes one of 16 up to 128; at most kAttentionMmaMaxGroup
+// heads a key head. A step of one token per sequence has the same bits from both.
 
 inline constexpr int64_t kAttentionSplitKeys = 256;
 inline constexpr int64_t kAttentionMmaMaxGroup = 64;  // query heads of a key head
 inline constexpr int64_t kAttentionMmaMaxSequences = 1024;
+// How many elements these kernels compute with for a head: zeros follow those that it has.
+constexpr int64_t padded_head_dim(int64_t head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
 [[nodiscard]] cudaError_t launch_attention_prompt(const AttentionParams& params, cudaStream_t stream);
 [[nodiscard]] cudaError_t launch_attention_decode(const AttentionParams& params, cudaStream_t stream);
 // Whether launch_attention_decode takes new rows: for few sequences, a cache of bf16, and heads of 64 or 128.
@@ -435,14 +437,14 @@ struct AttentionBackwardParams {
   void* dv;                 // likewise
   float* delta;             // [tokens, heads]: scratch
   // Scratch of launch_attention_backward_wgmma, with chunks = ceil(tokens / kGradientTokens):
-  float* sums = nullptr;     // [chunks, heads, kGradientChunk, head_dim], aligned to 16 bytes
+  float* sums = nullptr;     // [chunks, heads, kGradientChunk, padded_head_dim(head_dim)], aligned to 16 bytes
   int32_t* turns = nullptr;  // [1 + chunks * heads]: how many blocks have begun; how many have added to each sum
 };
 // f32 or bf16, head_dim up to kMaxHeadDim, without tensor cores.
 [[nodiscard]] cudaError_t launch_attention_backward(const AttentionBackwardParams& params, cudaStream_t stream);
-// attention_backward_wgmma.cu, for Hopper: bf16, head_dim 64 or 128. Of sequences with more than kGradientKeys tokens,
-// sums of dq are made in chunks of kGradientChunk queries.
-constexpr int kGradientChunk = 64, kGradientKeys = 128;
+// attention_backward_wgmma.cu, for Hopper: bf16, head_dim a multiple of 8 up to kGradientHeadDim. Of sequences with
+// more than kGradientKeys tokens, sums of dq are made in chunks of kGradientChunk queries.
+constexpr int kGradientChunk = 64, kGradientKeys = 128, kGradientHeadDim = 128;
 // The fewest tokens of such a sequence for each of its chunks: the shortest has three chunks of its 129 tokens. So the
 // sequence that begins at token t may have its chunks from ceil(t / kGradientTokens) on.
 constexpr int kGradientTokens = (kGradientKeys + 1) / (kGradientKeys / kGradientChunk + 1);

@@ -26,8 +26,9 @@ bool takes_mma(const KernelRequest& request) {
   const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
   const TensorType& k = request.inputs[1];
   const bool plain = k.encoding == nullptr && k.dtype == DType::bf16, codes = kv_code_of(k) != KvCode::none;
-  return runs_hopper_kernels(request) && request.inputs[0].dtype == DType::bf16 && (plain || codes) &&
-         (attrs.head_dim == 64 || attrs.head_dim == 128 || (attrs.head_dim == 256 && plain)) &&
+  const bool fits = (plain && attrs.head_dim % 8 == 0 && attrs.head_dim <= 256) ||
+                    (codes && attrs.head_dim % 16 == 0 && attrs.head_dim <= 128);
+  return runs_hopper_kernels(request) && request.inputs[0].dtype == DType::bf16 && fits &&
          attrs.heads / attrs.kv_heads <= kAttentionMmaMaxGroup && attrs.values() == attrs.head_dim &&
          attrs.scale > 0.0f && attrs.chunk == 0 &&
          (attrs.source == KvSource::direct ||
@@ -41,9 +42,9 @@ Verdict can_use_mma(const KernelRequest& request) {
       .same_dtype("y", request.outputs[0], "q", request.inputs[0])
       .require(
           takes_mma(request),
-          fmt::format("needs bf16 queries; keys in bf16 and head_dim 64, 128 or 256, or a cache of 8-bit codes and "
-                      "head_dim 64 or 128; values as wide as keys, at most {} heads a key head, a positive scale, "
-                      "no chunks, and at most {} sequences of a cache",
+          fmt::format("needs bf16 queries; keys in bf16 and head_dim a multiple of 8 up to 256, or a cache of 8-bit "
+                      "codes and one of 16 up to 128; values as wide as keys, at most {} heads a key head, a positive "
+                      "scale, no chunks, and at most {} sequences of a cache",
                       kAttentionMmaMaxGroup, kAttentionMmaMaxSequences))
       .verdict({.flops_share = kMmaRateShare, .reason = "tensor cores"});
 }
@@ -76,7 +77,8 @@ int64_t mma_scratch_bytes(const KernelRequest& request) {
   constexpr int64_t kMostBytes = int64_t{1} << 30;
   const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
   if (attrs.source == KvSource::direct) return 0;
-  const int64_t bytes = most_splits(request) * attrs.heads * (attrs.head_dim + 2) * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes =
+      most_splits(request) * attrs.heads * (padded_head_dim(attrs.head_dim) + 2) * static_cast<int64_t>(sizeof(float));
   return bytes <= kMostBytes ? bytes : 0;
 }
 

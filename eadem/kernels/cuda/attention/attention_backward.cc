@@ -17,8 +17,8 @@ constexpr double kTensorCoreShare = 0.3, kRowsShare = 0.02;
 
 bool takes_tensor_cores(const KernelRequest& request) {
   const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
-  return runs_hopper_kernels(request) && request.inputs[kQ].dtype == DType::bf16 &&
-         (attrs.head_dim == 64 || attrs.head_dim == 128);
+  return runs_hopper_kernels(request) && request.inputs[kQ].dtype == DType::bf16 && attrs.head_dim % 8 == 0 &&
+         attrs.head_dim <= kGradientHeadDim;
 }
 
 Requirements common(const KernelRequest& request) {
@@ -40,7 +40,8 @@ Requirements common(const KernelRequest& request) {
 Verdict can_use_tensor_cores(const KernelRequest& request) {
   return common(request)
       .hopper()
-      .require(takes_tensor_cores(request), "needs bf16, and head_dim 64 or 128")
+      .require(takes_tensor_cores(request),
+               fmt::format("needs bf16, and head_dim a multiple of 8 up to {}", kGradientHeadDim))
       .verdict({.flops_share = kTensorCoreShare, .reason = "tensor cores"});
 }
 
@@ -56,7 +57,7 @@ struct Scratch {
 
   Scratch(const AttentionAttrs& attrs, int64_t tokens, bool has_sums) {
     const int64_t chunks = has_sums ? (tokens + kGradientTokens - 1) / kGradientTokens * attrs.heads : 0;
-    delta_at = chunks * kGradientChunk * attrs.head_dim * static_cast<int64_t>(sizeof(float));
+    delta_at = chunks * kGradientChunk * padded_head_dim(attrs.head_dim) * static_cast<int64_t>(sizeof(float));
     turns_at = delta_at + tokens * attrs.heads * static_cast<int64_t>(sizeof(float));
     bytes = turns_at + (has_sums ? (chunks + 1) * static_cast<int64_t>(sizeof(int32_t)) : 0);
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gradients of attention by wgmma: bf16, heads of 64 or 128. attention_gradients.cuh says what is computed; p and
-// ds are rounded to bf16 before they are multiplied.
+// The gradients of attention by wgmma: bf16, heads of at most 128. attention_gradients.cuh says what is computed; p and
+// ds are rounded to bf16 before they are multiplied. Heads are computed as kD, 64 or 128, columns: zeros follow those
+// of queries, keys, values and dy, and what is computed of these is not stored.
 //
 // A block has 128 keys of a head, 64 for each warpgroup that computes. It walks through the queries that see them, of
 // every head of the group, in chunks of 64, which other warps copy into a ring, and keeps the sums of dk and dv in
@@ -111,7 +112,7 @@ struct Shared {
   }
 };
 
-// Matrices as [tokens, heads * kD], in boxes of 64 rows and a panel.
+// Matrices as [tokens, heads, width], in boxes of 64 rows and a panel of a head.
 struct Maps {
   CUtensorMap k, v, q, dy;
 };
@@ -128,11 +129,11 @@ template <int kD>
 __device__ void copy_boxes(uint32_t to, const CUtensorMap& map, int32_t row, int32_t head, uint32_t full) {
 #pragma unroll
   for (int panel = 0; panel < kD / kPanelColumns; ++panel)
-    copy_box_async(to + static_cast<uint32_t>(panel) * kPanelBytes, map, row, head * (kD / kPanelColumns) + panel,
-                   full);
+    copy_columns_async(to + static_cast<uint32_t>(panel) * kPanelBytes, map, panel * kPanelColumns, row, head, full);
 }
 
-// Each of 64 threads copies a row, of those from `row` on; those beyond the sequence become zeros.
+// Each of 64 threads copies a row, of those from `row` on; those beyond the sequence become zeros, as do columns beyond
+// the head.
 template <int kD>
 __device__ void copy_row(uint32_t to, const HeadRows& from, int32_t row, int thread) {
   const bool wanted = row + thread < from.tokens;
@@ -140,10 +141,10 @@ __device__ void copy_row(uint32_t to, const HeadRows& from, int32_t row, int thr
 #pragma unroll 1
   for (int piece = 0; piece < kD / 8; ++piece)
     copy_16_async(to + static_cast<uint32_t>(piece / 8) * kPanelBytes + panel_offset(thread, piece % 8),
-                  elements + piece * 8, wanted);
+                  elements + piece * 8, wanted && piece * 8 < from.width);
 }
 
-// Loads 16 rows as fragments; those beyond the sequence become zeros.
+// Loads 16 rows as fragments; those beyond the sequence become zeros, as do columns beyond the head.
 template <int kD>
 __device__ void load_rows(uint32_t (&fragments)[kD / 16][4], const HeadRows& from, int32_t row, int lane) {
 #pragma unroll
@@ -154,8 +155,8 @@ __device__ void load_rows(uint32_t (&fragments)[kD / 16][4], const HeadRows& fro
         reinterpret_cast<const uint32_t*>(from.first + (real ? own : 0) * from.stride + lane % 4 * 2);
 #pragma unroll
     for (int step = 0; step < kD / 16; ++step) {
-      fragments[step][half] = real ? elements[step * 8] : 0;
-      fragments[step][half + 2] = real ? elements[step * 8 + 4] : 0;
+      fragments[step][half] = real && step * 16 < from.width ? elements[step * 8] : 0;
+      fragments[step][half + 2] = real && step * 16 + 8 < from.width ? elements[step * 8 + 4] : 0;
     }
   }
 }
@@ -234,7 +235,8 @@ __device__ void store_rows(void* to, const float (&sum)[kD / 8][4], float scale,
     if (own >= like.tokens) continue;
     auto* y = reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(to) + offset + own * like.stride + lane % 4 * 2);
 #pragma unroll
-    for (int t = 0; t < kD / 8; ++t) y[t * 4] = pack_bf16(sum[t][2 * half] * scale, sum[t][2 * half + 1] * scale);
+    for (int t = 0; t < kD / 8; ++t)
+      if (t * 8 < like.width) y[t * 4] = pack_bf16(sum[t][2 * half] * scale, sum[t][2 * half + 1] * scale);
   }
 }
 
@@ -258,8 +260,8 @@ __device__ void copy_rows(const AttentionBackwardParams& b, const Maps& maps, co
       if (both) copy_boxes<kD>(to_second, second_map, work.tile.first_token + row, head, full);
     } else {
       if (thread == 0) barrier_arrive(full);
-      copy_row<kD>(to, work.rows_of<kD>(matrix, heads, head), row, thread);
-      if (both) copy_row<kD>(to_second, work.rows_of<kD>(second, heads, head), row, thread);
+      copy_row<kD>(to, work.rows_of(p, matrix, heads, head), row, thread);
+      if (both) copy_row<kD>(to_second, work.rows_of(p, second, heads, head), row, thread);
     }
   };
   for (int w = 0; w < kConsumers; ++w) {
@@ -295,7 +297,7 @@ __device__ void round_products(const AttentionBackwardParams& b, const Work& wor
   for (int32_t step = first; step < work.steps; step += kAdders) {
     barrier_wait(shared.product_full_at(step), static_cast<uint32_t>(step) / kAdders % 2);
     const Chunk chunk(work, step);
-    const HeadRows rows = work.rows_of<kD>(b.dq, b.forward.heads, chunk.head);
+    const HeadRows rows = work.rows_of(b.forward, b.dq, b.forward.heads, chunk.head);
 #pragma unroll 1
     for (int i = read_lane(); b.dq != nullptr && i < kQueries * kD / 4; i += kWarp) {
       const int t = i / kConsumerThreads, n = i % kConsumerThreads;
@@ -304,7 +306,7 @@ __device__ void round_products(const AttentionBackwardParams& b, const Work& wor
       for (int half = 0; half < 2; ++half) {
         const float2 two = load_f32x2(shared.product_at(step) + static_cast<uint32_t>(i * 4 + half * 2) * 4);
         auto* to = const_cast<__nv_bfloat16*>(rows.first) + (row + half * 8) * rows.stride + column;
-        if (row + half * 8 < rows.tokens)
+        if (row + half * 8 < rows.tokens && column < rows.width)
           *reinterpret_cast<uint32_t*>(to) = pack_bf16(two.x * b.forward.scale, two.y * b.forward.scale);
       }
     }
@@ -351,7 +353,7 @@ __device__ void multiply(const AttentionBackwardParams& b, const Work& work, con
   // 1. The keys and values.
   const uint32_t own_rows = shared.keys() + static_cast<uint32_t>(warpgroup) * Sizes::kTileBytes;
   const LeftRows<kD, false> keys({}, first_key, lane, own_rows);
-  const LeftRows<kD, Sizes::kHasRegisters> values(work.rows_of<kD>(p.v, p.kv_heads, work.head), first_key, lane,
+  const LeftRows<kD, Sizes::kHasRegisters> values(work.rows_of(p, p.v, p.kv_heads, work.head), first_key, lane,
                                                   own_rows + Sizes::kKeyBytes);
   barrier_wait(shared.keys_full(), 0);
   fence_shared_for_async();
@@ -471,8 +473,8 @@ __device__ void multiply(const AttentionBackwardParams& b, const Work& work, con
   }
 
   // 3. Store.
-  const HeadRows like = work.rows_of<kD>(nullptr, p.kv_heads, work.head);
-  const int64_t offset = (int64_t{work.tile.first_token} * p.kv_heads + work.head) * kD;
+  const HeadRows like = work.rows_of(p, nullptr, p.kv_heads, work.head);
+  const int64_t offset = (int64_t{work.tile.first_token} * p.kv_heads + work.head) * p.head_dim;
   if (b.dk != nullptr) store_rows<kD>(b.dk, dk, p.scale, like, first_key, offset, lane);
   if (b.dv != nullptr) store_rows<kD>(b.dv, dv, 1.0f, like, first_key, offset, lane);
 }
@@ -540,8 +542,8 @@ __global__ void __launch_bounds__(kConsumerThreads) round_sums(AttentionBackward
   if (tile.tokens <= kKeys) return;
   const int64_t chunk = int64_t{tile.first_chunk + tile.row / kQueries} * p.heads + head;
   const auto* sums = reinterpret_cast<const float4*>(b.sums + chunk * kQueries * kD);
-  const int64_t stride = int64_t{p.heads} * kD;
-  bf16_t* rows = static_cast<bf16_t*>(b.dq) + tile.first_token * stride + head * kD;
+  const int64_t stride = int64_t{p.heads} * p.head_dim;
+  bf16_t* rows = static_cast<bf16_t*>(b.dq) + tile.first_token * stride + head * p.head_dim;
 
   // Eight columns of two rows, which lie in four neighbouring float4, at a time; neighbouring threads have neighbouring
   // columns.
@@ -549,6 +551,7 @@ __global__ void __launch_bounds__(kConsumerThreads) round_sums(AttentionBackward
 #pragma unroll
   for (int i = static_cast<int>(threadIdx.x); i < kTiles * kPairs; i += kConsumerThreads) {
     const int t = i % kTiles, pair = i / kTiles;
+    if (t * 8 >= p.head_dim) continue;
     const int32_t row = tile.row + pair / 8 * 16 + pair % 8;
     const float4* from = sums + t % kHalfTiles * kConsumerThreads + t / kHalfTiles * kWarpgroup + pair * 4;
     float upper[8], lower[8];
@@ -569,7 +572,7 @@ cudaError_t launch(const AttentionBackwardParams& b, cudaStream_t stream) {
   const AttentionParams& p = b.forward;
   Maps maps{};
   const auto make = [&](CUtensorMap& map, const void* matrix, int32_t heads) {
-    return make_panel_map(map, matrix, p.tokens, int64_t{heads} * kD, 64, 1);
+    return make_head_map(map, matrix, p.tokens, heads, p.head_dim, 64);
   };
   cudaError_t error = make(maps.k, p.k, p.kv_heads);
   if (error == cudaSuccess) error = make(maps.v, p.v, p.kv_heads);
@@ -601,11 +604,8 @@ cudaError_t launch_attention_backward_wgmma(const AttentionBackwardParams& b, cu
   if (p.tokens == 0 || p.heads == 0 || p.sequences == 0) return cudaSuccess;
   const cudaError_t error = launch_attention_delta(b, ceil_div(p.tokens, kGradientTokens) * p.heads + 1, stream);
   if (error != cudaSuccess) return error;
-  switch (p.head_dim) {
-    case 64: return launch<64>(b, stream);
-    case 128: return launch<128>(b, stream);
-    default: return cudaErrorInvalidValue;
-  }
+  if (p.head_dim > kGradientHeadDim) return cudaErrorInvalidValue;
+  return p.head_dim <= 64 ? launch<64>(b, stream) : launch<kGradientHeadDim>(b, stream);
 }
 
 }  // namespace eadem::kernels::cuda

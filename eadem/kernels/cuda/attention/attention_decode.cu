@@ -39,9 +39,10 @@ template <int kD, typename Code>
 using Part = RowPanels<kD, Code, kWarpKeys>;
 
 // Copies the rows of keys or values that the lanes of a warp name. kNoRow gives zeros, because a cache may hold
-// anything there (even NaN), and its product with 0 must be 0. Row kNewest is left out.
+// anything there (even NaN), and its product with 0 must be 0. So do pieces beyond a row's `row_bytes`. Row kNewest is
+// left out.
 template <typename Panels>
-__device__ void copy_rows_async(const void* from, int32_t row, uint32_t to, int lane) {
+__device__ void copy_rows_async(const void* from, int32_t row, uint32_t to, int row_bytes, int lane) {
   constexpr int kPieces = static_cast<int>(Panels::kRowBytes) / 16, kAtOnce = kWarp / kPieces;
   const int piece = lane % kPieces;
   const auto* bytes = static_cast<const uint8_t*>(from) + piece * 16;
@@ -50,8 +51,8 @@ __device__ void copy_rows_async(const void* from, int32_t row, uint32_t to, int 
     const int at = first + lane / kPieces;
     const int32_t source = __shfl_sync(kAllLanes, row, at);
     if (source == kNewest) continue;
-    copy_16_async(to + Panels::offset(at, piece), bytes + int64_t{max(source, 0)} * Panels::kRowBytes,
-                  source != kNoRow);
+    copy_16_async(to + Panels::offset(at, piece), bytes + int64_t{max(source, 0)} * row_bytes,
+                  source != kNoRow && piece * 16 < row_bytes);
   }
 }
 
@@ -77,22 +78,22 @@ __device__ void multiply_values(float (&acc)[kTiles][4], const uint32_t (&weight
   }
 }
 
-// Loads 16 rows of queries into shared memory [16][kD + kPadding]; with kNew they are rotated by the token's row of the
-// table. The threads from kFirstQueryThread on call this.
+// Loads 16 rows of queries into shared memory [16][kD + kPadding]; with kNew, where head_dim is kD, they are rotated by
+// the token's row of the table. The threads from kFirstQueryThread on call this.
 template <int kD, bool kNew>
 __device__ void bring_queries(const AttentionParams& p, const SplitItem& i, bf16_t* to) {
   constexpr int kHalf = kD / 2, kWidth = 8, kVectors = kHalf / kWidth;  // of half a row
   const int group = p.heads / p.kv_heads, rows = group - i.first_row;
   const float* table = kNew ? p.new_rows.table + int64_t{i.sequence.first_token} * kD : nullptr;
   const auto* from = static_cast<const bf16_t*>(p.q) +
-                     (int64_t{i.sequence.first_token} * p.heads + i.kv_head * group + i.first_row) * kD;
+                     (int64_t{i.sequence.first_token} * p.heads + i.kv_head * group + i.first_row) * p.head_dim;
   for (int n = static_cast<int>(threadIdx.x) - kFirstQueryThread; n < kFragmentRows * kVectors;
        n += kThreads - kFirstQueryThread) {
     const int row = n / kVectors, column = n % kVectors * kWidth;
     float first[kWidth] = {}, second[kWidth] = {};
     if (row < rows) {
-      load_vector(first, from + row * kD + column);
-      load_vector(second, from + row * kD + kHalf + column);
+      if (kNew || column < p.head_dim) load_vector(first, from + row * p.head_dim + column);
+      if (kNew || kHalf + column < p.head_dim) load_vector(second, from + row * p.head_dim + kHalf + column);
       if constexpr (kNew) {
         float cosines[kWidth], sines[kWidth];
         load_vector(cosines, table + column);
@@ -207,11 +208,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
     if (lane == 0) barrier_arrive_expecting(full, whole ? Panels::kBytes : 0);
     __syncwarp();
     if (!whole) {
-      copy_rows_async<Panels>(rows, row, to, lane);
+      copy_rows_async<Panels>(rows, row, to, p.head_dim * Code::kBytes, lane);
     } else if (lane % (1 << maps.box_shift) == 0) {
 #pragma unroll
       for (int panel = 0; panel < Panels::kPanels; ++panel)
-        copy_box_async(
+        copy_panel_async(
             to + static_cast<uint32_t>(panel) * Panels::kPanelBytes + static_cast<uint32_t>(lane) * Panels::kPanelRow,
             map, row, panel, full, policy);
     }
@@ -257,8 +258,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
     using Bytes = std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>;
     static_assert(sizeof(Bytes) == kBytes);
     const uint32_t place = Panels::offset(at, lane * kBytes / 16) + static_cast<uint32_t>(lane * kBytes % 16);
-    *reinterpret_cast<Bytes*>(k + place) = static_cast<const Bytes*>(p.k)[row * kWarp + lane];
-    *reinterpret_cast<Bytes*>(v + place) = static_cast<const Bytes*>(p.v)[row * kWarp + lane];
+    const int row_bytes = p.head_dim * Code::kBytes;
+    const auto bytes_of = [&](const void* rows) {  // zeros beyond the row
+      const auto* from = static_cast<const uint8_t*>(rows) + row * row_bytes + lane * kBytes;
+      return lane * kBytes < row_bytes ? *reinterpret_cast<const Bytes*>(from) : Bytes{};
+    };
+    *reinterpret_cast<Bytes*>(k + place) = bytes_of(p.k);
+    *reinterpret_cast<Bytes*>(v + place) = bytes_of(p.v);
     if (Code::kEncoded && lane == 0) {
       store_f32(key_scales_of(of_warp) + static_cast<uint32_t>(at) * 4, p.k_scales[row]);
       store_f32(value_scales_of(of_warp) + static_cast<uint32_t>(at) * 4, p.v_scales[row]);
@@ -309,7 +315,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
     // 2. Compute the scores of the warp's keys, and their maximum.
     uint32_t q[kD / 16][4];
     load_fragments<kD, Code::kEncoded>(
-        q, [&](int row) { return reinterpret_cast<const __nv_bfloat16*>(query_rows) + row * (kD + kPadding); }, lane);
+        q, [&](int row) { return reinterpret_cast<const __nv_bfloat16*>(query_rows) + row * (kD + kPadding); }, kD,
+        lane);
     barrier_wait(keys_full(warp), parity);
     __syncwarp();
     float scores[kWarpTiles][4];
@@ -377,7 +384,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
         scores[t][2 * half] = low, scores[t][2 * half + 1] = high;
         if constexpr (Code::kEncoded)
           low = __fmul_rn(low, scales_of_values[t].x), high = __fmul_rn(high, scales_of_values[t].y);
-        weight_rows[(row * kWeightPitch + warp * kWarpKeys + t * 8) / 2 + lane % 4] = pack_bf16(low, high);
+        weight_rows[row * (kWeightPitch / 2) + warp * (kWarpKeys / 2) + t * 4 + lane % 4] = pack_bf16(low, high);
       }
       if (warp % 2 == 0) sum_of(warp / 2, half) = add_probabilities(0.0f, half);
     }
@@ -418,24 +425,25 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
     // 5. Store the state, or the result where there is one split.
     const int splits = items.splits(now);
     const int rows_here = min(group - first_row, kFragmentRows);
-    auto* y =
-        static_cast<__nv_bfloat16*>(p.y) + (int64_t{sequence.first_token} * p.heads + kv_head * group + first_row) * kD;
+    auto* y = static_cast<__nv_bfloat16*>(p.y) +
+              (int64_t{sequence.first_token} * p.heads + kv_head * group + first_row) * p.head_dim;
     // A pair of elements of a row of the tile.
     const bool rounds = p.chunks.codes != nullptr;
     const auto store_result = [&](int row, int d, uint32_t pair) {
       if (rounds)
         *reinterpret_cast<uint32_t*>(query_rows + row * (kD + kPadding) + d) = pair;  // nobody reads queries any more
       else
-        *reinterpret_cast<uint32_t*>(y + row * kD + d) = pair;
+        *reinterpret_cast<uint32_t*>(y + row * p.head_dim + d) = pair;
     };
     // Called when all results are stored. A warp rounds a chunk at a time. Afterwards results may be overwritten.
     const auto round_results = [&] {
-      for (int chunk = warp; chunk < rows_here * kD / static_cast<int>(kIntegerChunk); chunk += kWarps) {
+      for (int chunk = warp; chunk < rows_here * p.head_dim / static_cast<int>(kIntegerChunk); chunk += kWarps) {
         const int at = chunk * static_cast<int>(kIntegerChunk) + lane * 8;
+        const int row = at / p.head_dim, column = at % p.head_dim;
         float values[8];
-        load_vector(values, query_rows + at / kD * (kD + kPadding) + at % kD);
-        store_chunk(p.chunks, sequence.first_token, (kv_head * group + first_row) * kD / kIntegerChunk + chunk, values,
-                    lane);
+        load_vector(values, query_rows + row * (kD + kPadding) + column);
+        store_chunk(p.chunks, sequence.first_token, (kv_head * group + first_row) * p.head_dim / kIntegerChunk + chunk,
+                    values, lane);
       }
       __syncthreads();
     };
@@ -450,7 +458,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
 #pragma unroll
         for (int t = 0; t < kValueTiles; ++t) {
           const float2 pair = pair_of<Code::kEncoded>(acc, t, half);
-          store_result(row, element(t), pack_bf16(pair.x * factor, pair.y * factor));
+          if (element(t) < p.head_dim) store_result(row, element(t), pack_bf16(pair.x * factor, pair.y * factor));
         }
         continue;
       }
@@ -477,6 +485,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kD, Code>)
             p.states + (int64_t{items.first_slot(now.index)} * p.heads + kv_head * group + first_row) * (kD + 2);
         for (int i = static_cast<int>(threadIdx.x); i < rows_here * (kD / 2); i += kThreads) {
           const int row = i / (kD / 2), d = i % (kD / 2) * 2;
+          if (d >= p.head_dim) continue;
           const float* state = states + row * (kD + 2);
           MergedState<1> merged;
 #pragma unroll 4
@@ -514,15 +523,17 @@ int64_t items_per_slot(const AttentionParams& p) { return p.kv_heads * ceil_div(
 // Whether a block computes a state, and not a warp (attention_decode_many.cu).
 bool are_few(const AttentionParams& p) {
   // Keys and values of a split that are 256 wide exceed shared memory here.
-  if (p.head_dim == 256) return false;
+  if (p.head_dim > 128) return false;
   // Copies of the other kernel begin at multiples of 128 bytes in shared memory, and so at even rows of 64.
-  const bool odd_rows = p.code != KvCode::none && p.head_dim == 64 && p.block_size % 2 != 0;
+  const bool odd_rows = p.code != KvCode::none && p.head_dim <= 64 && p.block_size % 2 != 0;
   return odd_rows || p.sequences * items_per_slot(p) <= p.multiprocessors;
 }
 
 }  // namespace
 
-bool takes_new_rows(const AttentionParams& p) { return p.code == KvCode::none && are_few(p); }
+bool takes_new_rows(const AttentionParams& p) {
+  return p.code == KvCode::none && (p.head_dim == 64 || p.head_dim == 128) && are_few(p);
+}
 
 bool writes_chunks(const AttentionParams& p) {
   return are_few(p) && p.heads / p.kv_heads * p.head_dim % kIntegerChunk == 0;
@@ -531,11 +542,10 @@ bool writes_chunks(const AttentionParams& p) {
 cudaError_t launch_attention_decode(const AttentionParams& p, cudaStream_t stream) {
   if (p.tokens == 0 || p.heads == 0) return cudaSuccess;
   if (p.tokens != p.sequences || p.states == nullptr || p.arrivals == nullptr || p.sequences > kMaxSequences ||
-      (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256) ||
       (p.new_rows.table != nullptr && !takes_new_rows(p)) || (p.chunks.codes != nullptr && !writes_chunks(p)))
     return cudaErrorInvalidValue;
   if (!are_few(p)) return launch_attention_decode_many(p, stream);
-  return (p.head_dim == 64 ? launch<64> : launch<128>)(p, p.max_splits * items_per_slot(p), stream);
+  return (p.head_dim <= 64 ? launch<64> : launch<128>)(p, p.max_splits * items_per_slot(p), stream);
 }
 
 }  // namespace eadem::kernels::cuda

@@ -113,7 +113,7 @@ __device__ void copy_stage(const AttentionParams& p, const CacheMaps& maps, cons
     const int32_t cache_row = (block * p.kv_heads + walk.item.kv_head) * size + key - index * size;
 #pragma unroll
     for (int panel = 0; panel < Shape::kPanels; ++panel)
-      copy_box_async(
+      copy_panel_async(
           stage + static_cast<uint32_t>(panel) * Shape::kPanelBytes + static_cast<uint32_t>(row) * Shape::kPanelRow,
           walk.values ? maps.v : maps.k, cache_row, panel, full, policy);
   }
@@ -168,6 +168,7 @@ __device__ void merge_rows(const AttentionParams& p, const SplitItem& item, int 
   constexpr int kPairs = kD / 2 / kWarp, kRowsAtOnce = 4;
   const int group = p.heads / p.kv_heads, rows = min(group - item.first_row, kFragmentRows);
   const int64_t pitch = int64_t{p.heads} * (kD + 2), first = item.kv_head * group + item.first_row;
+  const auto element = [&](int pair) { return (pair * kWarp + lane) * 2; };
   for (int base = 0; base < rows; base += kRowsAtOnce) {
     MergedState<kPairs> merged[kRowsAtOnce];
     const float* states[kRowsAtOnce];
@@ -180,18 +181,18 @@ __device__ void merge_rows(const AttentionParams& p, const SplitItem& item, int 
       for (int r = 0; r < kRowsAtOnce; ++r) {
         float2 values[kPairs];
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i)
-          values[i] = load_state_pair(states[r] + split * pitch + 2 + (i * kWarp + lane) * 2);
+        for (int i = 0; i < kPairs; ++i) values[i] = load_state_pair(states[r] + split * pitch + 2 + element(i));
         merged[r].add(load_state_pair(states[r] + split * pitch), values);
       }
-    auto* y = static_cast<__nv_bfloat16*>(p.y) + (int64_t{item.sequence.first_token} * p.heads + first) * kD;
+    auto* y = static_cast<__nv_bfloat16*>(p.y) + (int64_t{item.sequence.first_token} * p.heads + first) * p.head_dim;
 #pragma unroll
     for (int r = 0; r < kRowsAtOnce; ++r) {
       if (base + r >= rows) break;
       const float factor = final_factor(merged[r].m, merged[r].l, p.sinks, static_cast<int>(first) + base + r);
 #pragma unroll
       for (int i = 0; i < kPairs; ++i)
-        *reinterpret_cast<uint32_t*>(y + (base + r) * kD + (i * kWarp + lane) * 2) = merged[r].result(i, factor);
+        if (element(i) < p.head_dim)
+          *reinterpret_cast<uint32_t*>(y + (base + r) * p.head_dim + element(i)) = merged[r].result(i, factor);
     }
   }
 }
@@ -364,8 +365,9 @@ __global__ void __launch_bounds__(kThreads)
 
     // 4. Store the state, or the result where there is one split.
     const int splits = items.splits(item);
-    auto* y =
-        static_cast<__nv_bfloat16*>(p.y) + (int64_t{item.sequence.first_token} * p.heads + item.kv_head * group) * kD;
+    const auto element = [&](int t) { return element_of<Code::kEncoded>(t, lane); };
+    auto* y = static_cast<__nv_bfloat16*>(p.y) +
+              (int64_t{item.sequence.first_token} * p.heads + item.kv_head * group) * p.head_dim;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int row = item.first_row + lane / 4 + half * 8;
@@ -376,8 +378,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int t = 0; t < kD / 8; ++t) {
           const float2 pair = pair_of<Code::kEncoded>(acc, t, half);
-          *reinterpret_cast<uint32_t*>(y + row * kD + element_of<Code::kEncoded>(t, lane)) =
-              pack_bf16(pair.x * factor, pair.y * factor);
+          if (element(t) < p.head_dim)
+            *reinterpret_cast<uint32_t*>(y + row * p.head_dim + element(t)) =
+                pack_bf16(pair.x * factor, pair.y * factor);
         }
         continue;
       }
@@ -385,8 +388,7 @@ __global__ void __launch_bounds__(kThreads)
       if (lane % 4 == 0) *reinterpret_cast<float2*>(state) = {m[half], sum};
 #pragma unroll
       for (int t = 0; t < kD / 8; ++t)
-        *reinterpret_cast<float2*>(state + 2 + element_of<Code::kEncoded>(t, lane)) =
-            pair_of<Code::kEncoded>(acc, t, half);
+        *reinterpret_cast<float2*>(state + 2 + element(t)) = pair_of<Code::kEncoded>(acc, t, half);
     }
     // 5. The warp that stores the last state of these rows merges all of them.
     if (splits > 1) {
@@ -419,10 +421,14 @@ cudaError_t launch(const AttentionParams& p, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t launch_attention_decode_many(const AttentionParams& p, cudaStream_t stream) {
-  if (p.head_dim == 256) return p.code == KvCode::none ? launch<256, PlainRows>(p, stream) : cudaErrorInvalidValue;
-  return with_kv_code(p.code, [&](auto code) {
-    using Code = decltype(code);
-    return p.head_dim == 64 ? launch<64, Code>(p, stream) : launch<128, Code>(p, stream);
+  return with_padded_head_dim(p.head_dim, [&](auto width) {
+    return with_kv_code(p.code, [&](auto code) {
+      using Code = decltype(code);
+      if constexpr (width() > 128 && Code::kEncoded)
+        return cudaErrorInvalidValue;
+      else
+        return launch<width(), Code>(p, stream);
+    });
   });
 }
 

@@ -8,11 +8,12 @@
 
 namespace eadem::kernels::cuda {
 
-// A head's rows of a matrix [tokens, heads, kD].
+// A head's rows of a matrix [tokens, heads, width].
 struct HeadRows {
   const __nv_bfloat16* first;  // the first token of the sequence
   int64_t stride;              // elements
   int32_t tokens;              // of the sequence
+  int32_t width;
 };
 
 // How many of a sequence's tiles of keys are its first half. Their blocks add to the sums of dq before those of the
@@ -39,10 +40,9 @@ struct Work {
   // Whether all of 64 rows belong to the sequence.
   __device__ bool fills(int32_t row) const { return row + kGradientChunk <= tile.tokens; }
   // The rows of a head of a matrix.
-  template <int kD>
-  __device__ HeadRows rows_of(const void* matrix, int32_t heads, int32_t of) const {
-    return {static_cast<const __nv_bfloat16*>(matrix) + (int64_t{tile.first_token} * heads + of) * kD,
-            int64_t{heads} * kD, tile.tokens};
+  __device__ HeadRows rows_of(const AttentionParams& p, const void* matrix, int32_t heads, int32_t of) const {
+    return {static_cast<const __nv_bfloat16*>(matrix) + (int64_t{tile.first_token} * heads + of) * p.head_dim,
+            int64_t{heads} * p.head_dim, tile.tokens, p.head_dim};
   }
   // Where the sums of a chunk are, counted in chunks.
   __device__ int64_t chunk_at(const AttentionParams& p, int32_t query, int32_t of) const {

@@ -39,6 +39,11 @@ struct CacheMaps {
   int box_shift = -1;    // log2 of the rows of a box, or negative if there are no maps
   int block_shift = -1;  // of those of a block of the cache, or negative if that is no power of two
 };
+// Copies panel `panel` of the rows from `row` on.
+__device__ inline void copy_panel_async(uint32_t to, const CUtensorMap& map, int32_t row, int panel, uint32_t full,
+                                        uint64_t policy) {
+  copy_columns_async(to, map, panel * kPanelColumns, row, 0, full, policy);
+}
 // Describes boxes of as many rows as surely lie in one block of the cache, at most `most_rows`, a power of two.
 template <int kD, typename Code>
 cudaError_t make_cache_maps(CacheMaps& maps, const AttentionParams& p, int most_rows) {
@@ -47,8 +52,9 @@ cudaError_t make_cache_maps(CacheMaps& maps, const AttentionParams& p, int most_
   maps.box_shift = std::min(shift, std::countr_zero(static_cast<unsigned>(most_rows)));
   maps.block_shift = std::has_single_bit(size) ? shift : -1;
   for (const auto& [map, rows] : {std::pair(&maps.k, p.k), std::pair(&maps.v, p.v)})
-    if (const cudaError_t error = Code::kEncoded ? make_code_map(*map, rows, p.cache_rows, kD, 1 << maps.box_shift)
-                                                 : make_panel_map(*map, rows, p.cache_rows, kD, 1 << maps.box_shift, 1);
+    if (const cudaError_t error = Code::kEncoded
+                                      ? make_code_map(*map, rows, p.cache_rows, p.head_dim, 1 << maps.box_shift, kD)
+                                      : make_head_map(*map, rows, p.cache_rows, 1, p.head_dim, 1 << maps.box_shift);
         error != cudaSuccess)
       return error;
   return cudaSuccess;

@@ -29,7 +29,7 @@ static_assert(2 * kChunk == kWarpgroup, "a thread has one scale of a chunk");
 constexpr int kProducerBarrier = 1, kTurnBarrier = 2, kQueriesBarrier = 5;
 static_assert(kChunk == kPanelColumns && kChunk == TileCopies<64>::kRows, "a chunk is 64 keys in one panel");
 
-// Sizes that depend on head_dim, and on whether keys and values are codes. Small heads leave registers for a third
+// Sizes that depend on kD, and on whether keys and values are codes. Small heads leave registers for a third
 // warpgroup that computes. Heads of 256 leave none for whole rows: two warpgroups compute the same scores, and each its
 // half of the values. Queries are in shared memory where registers have no room for them.
 template <int kD, bool kCapped, bool kEncoded>
@@ -162,16 +162,17 @@ __device__ void produce(const AttentionParams& p, const CacheMaps& maps, const T
         if (thread == 0) barrier_arrive_expecting(full, Shape::kTileBytes);
         if (thread > 0) barrier_arrive(full);
         if (has_box)
-          copy_box_async(
+          copy_columns_async(
               to + static_cast<uint32_t>(panel) * kPanelBytes + static_cast<uint32_t>(box_row) * kPanelRowBytes, map,
-              box, panel + (is_direct ? tile.kv_head * kPanels : 0), full);
+              panel * kPanelColumns, box, is_direct ? tile.kv_head : 0, full);
         return;
       }
       if constexpr (kEven)
-        copies.template copy<4>(to, elements + int64_t{first_row} * kD, is_direct ? p.kv_heads * kD : kD,
-                                tile.begin - chunk, tile.end - chunk);
+        copies.template copy<2>(to, elements + int64_t{first_row} * p.head_dim,
+                                is_direct ? p.kv_heads * p.head_dim : p.head_dim, p.head_dim, tile.begin - chunk,
+                                tile.end - chunk);
       else
-        copies.gather(to, elements, rows[buffer]);
+        copies.gather(to, elements, p.head_dim, rows[buffer]);
       barrier_arrive_after_copies(full);
     };
     fill(p.k, maps.k, keys, key_ring);
@@ -221,9 +222,10 @@ __device__ void produce_levels(const AttentionParams& p, const Tile& tile, int32
 #pragma unroll 1
       for (int copy = 0; copy < Shape::kCopies; ++copy) {
         const int32_t row = row_at(first + copy * Shape::kRowsAtOnce);
-        const int64_t from = int64_t{max(row, 0)} * kD + piece * 16;
-        copy_16_async(codes_at(stage, 0, copy), static_cast<const uint8_t*>(p.k) + from, row != kNoRow);
-        copy_16_async(codes_at(stage, 1, copy), static_cast<const uint8_t*>(p.v) + from, row != kNoRow);
+        const int64_t from = int64_t{max(row, 0)} * p.head_dim + piece * 16;
+        const bool real = row != kNoRow && piece * 16 < p.head_dim;
+        copy_16_async(codes_at(stage, 0, copy), static_cast<const uint8_t*>(p.k) + from, real);
+        copy_16_async(codes_at(stage, 1, copy), static_cast<const uint8_t*>(p.v) + from, real);
       }
       const int32_t row = row_at(scale_key);
       copy_4_async(own_scales + static_cast<uint32_t>(stage) * kScalesBytes, all_scales + max(row, 0), row != kNoRow);
@@ -330,9 +332,11 @@ __device__ void store_queries(uint32_t to, const AttentionParams& p, const Tile&
     const int row = i / kPieces, piece = i % kPieces, token = row / group;
     uint4 low{}, high{};
     if (token < tile.tokens) {
-      const auto* from = reinterpret_cast<const uint4*>(
-          static_cast<const __nv_bfloat16*>(p.q) + (first + int64_t{token} * p.heads + row % group) * kD + piece * 16);
-      low = from[0], high = from[1];
+      const auto* from =
+          reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.q) +
+                                         (first + int64_t{token} * p.heads + row % group) * p.head_dim + piece * 16);
+      if (piece * 16 < p.head_dim) low = from[0];
+      if (piece * 16 + 8 < p.head_dim) high = from[1];
     }
     uint32_t words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
     if constexpr (kEncoded) {
@@ -557,11 +561,12 @@ __device__ void consume(const AttentionParams& p, bool has_boxes, const Tile& ti
     const int head = tile.kv_head * group + row % group;
     const float factor = final_factor(rows.m[half], rows.l[half], p.sinks, head);
     const int64_t token = tile.sequence.first_token + tile.token + row / group;
-    auto* y = reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(p.y) + (token * p.heads + head) * kD +
+    auto* y = reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(p.y) + (token * p.heads + head) * p.head_dim +
                                           first_column + lane % 4 * 2);
 #pragma unroll
     for (int t = 0; t < kValueTiles; ++t)
-      y[t * 4] = pack_bf16(merged[t][2 * half] * factor, merged[t][2 * half + 1] * factor);
+      if (first_column + t * 8 < p.head_dim)
+        y[t * 4] = pack_bf16(merged[t][2 * half] * factor, merged[t][2 * half + 1] * factor);
     if (p.lse != nullptr && lane % 4 == 0 && first_column == 0)
       p.lse[token * p.heads + head] = log_of_sum(rows.m[half], rows.l[half]);
   }
@@ -623,7 +628,7 @@ cudaError_t make_maps(CacheMaps& maps, const AttentionParams& p) {
   }
   maps.box_shift = std::countr_zero(static_cast<unsigned>(kChunk));
   for (const auto& [map, elements] : {std::pair(&maps.k, p.k), std::pair(&maps.v, p.v)})
-    if (const cudaError_t error = make_panel_map(*map, elements, p.tokens, int64_t{p.kv_heads} * kD, kChunk, 1);
+    if (const cudaError_t error = make_head_map(*map, elements, p.tokens, p.kv_heads, p.head_dim, kChunk);
         error != cudaSuccess)
       return error;
   return cudaSuccess;
@@ -657,12 +662,7 @@ cudaError_t launch(const AttentionParams& p, cudaStream_t stream) {
 cudaError_t launch_attention_prompt(const AttentionParams& p, cudaStream_t stream) {
   if (p.tokens == 0 || p.heads == 0 || p.sequences == 0) return cudaSuccess;
   if (p.heads / p.kv_heads > kAttentionMmaMaxGroup) return cudaErrorInvalidValue;
-  switch (p.head_dim) {
-    case 64: return launch<64>(p, stream);
-    case 128: return launch<128>(p, stream);
-    case 256: return launch<256>(p, stream);
-    default: return cudaErrorInvalidValue;
-  }
+  return with_padded_head_dim(p.head_dim, [&](auto width) { return launch<width()>(p, stream); });
 }
 
 }  // namespace eadem::kernels::cuda

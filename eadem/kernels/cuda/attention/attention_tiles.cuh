@@ -24,7 +24,13 @@
 // p is at most 2^kSlack, and sums are rescaled only where a much larger score comes.
 //
 // The query heads that share a key head are rows of one tile, so that keys are read once.
+//
+// Heads have p.head_dim elements. The kernels compute with kD, 64, 128 or 256, the next that is not smaller: zeros
+// follow each row of queries, keys and values in registers and shared memory. They add zeros to the chains, which
+// change none.
 #pragma once
+
+#include <type_traits>
 
 #include "eadem/kernels/cuda/device_math.cuh"
 #include "eadem/kernels/cuda/instructions/mma.cuh"
@@ -122,6 +128,16 @@ __device__ inline Sequence sequence_of(const AttentionParams& p, int s) {
           p.block_table == nullptr ? nullptr : p.block_table + s * p.max_blocks};
 }
 
+// Calls f with the kD of heads of `head_dim` elements.
+template <typename Function>
+cudaError_t with_padded_head_dim(int32_t head_dim, Function&& f) {
+  switch (padded_head_dim(head_dim)) {
+    case 64: return f(std::integral_constant<int, 64>{});
+    case 128: return f(std::integral_constant<int, 128>{});
+    default: return head_dim <= 256 ? f(std::integral_constant<int, 256>{}) : cudaErrorInvalidValue;
+  }
+}
+
 // The row of a key, counting rows of head_dim elements; at most 2^31 such rows fit a device's memory.
 __device__ inline int32_t key_row(const AttentionParams& p, const Sequence& sequence, int32_t kv_head, int32_t key) {
   if (sequence.blocks == nullptr) return (sequence.first_token + key - sequence.first_position) * p.kv_heads + kv_head;
@@ -136,11 +152,12 @@ __device__ inline int32_t first_key(const AttentionParams& p, const Sequence& se
   return sequence.blocks == nullptr ? max(begin, sequence.first_position) : begin;
 }
 
-// Loads 16 query rows as fragments. `row` gives the address of each in bf16, or null for a row of zeros. kInFours: of
-// 16 elements, a lane has four neighbours 4 t ... 4 t + 3, t = lane % 4, in the place of 2 t, 2 t + 1, 2 t + 8, 2 t +
-// 9: the first and the third, then the second and the fourth. That is how keys come of 8-bit codes.
+// Loads 16 query rows of `width` elements as fragments; zeros follow. `row` gives the address of each in bf16, or null
+// for a row of zeros. kInFours: of 16 elements, a lane has four neighbours 4 t ... 4 t + 3, t = lane % 4, in the place
+// of 2 t, 2 t + 1, 2 t + 8, 2 t + 9: the first and the third, then the second and the fourth. That is how keys come of
+// 8-bit codes.
 template <int kD, bool kInFours, typename Row>
-__device__ void load_fragments(uint32_t (&q)[kD / 16][4], const Row& row, int lane) {
+__device__ void load_fragments(uint32_t (&q)[kD / 16][4], const Row& row, int width, int lane) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const __nv_bfloat16* elements = row(lane / 4 + half * 8);
@@ -149,12 +166,13 @@ __device__ void load_fragments(uint32_t (&q)[kD / 16][4], const Row& row, int la
 #pragma unroll
     for (int step = 0; step < kD / 16; ++step) {
       if constexpr (kInFours) {
-        const uint2 four = real ? *reinterpret_cast<const uint2*>(from + step * 8) : make_uint2(0, 0);
+        const uint2 four =
+            real && step * 16 < width ? *reinterpret_cast<const uint2*>(from + step * 8) : make_uint2(0, 0);
         q[step][half] = __byte_perm(four.x, four.y, 0x5410);
         q[step][half + 2] = __byte_perm(four.x, four.y, 0x7632);
       } else {
-        q[step][half] = real ? from[step * 8] : 0;
-        q[step][half + 2] = real ? from[step * 8 + 4] : 0;
+        q[step][half] = real && step * 16 < width ? from[step * 8] : 0;
+        q[step][half + 2] = real && step * 16 + 8 < width ? from[step * 8 + 4] : 0;
       }
     }
   }
@@ -169,10 +187,10 @@ __device__ void load_queries(uint32_t (&q)[kD / 16][4], const AttentionParams& p
   const auto row = [&](int r) {
     const int at = first_row + r, token = at / group;
     return token < tokens ? static_cast<const __nv_bfloat16*>(p.q) +
-                                (int64_t{first_token + token} * p.heads + kv_head * group + at % group) * kD
+                                (int64_t{first_token + token} * p.heads + kv_head * group + at % group) * p.head_dim
                           : nullptr;
   };
-  load_fragments<kD, kInFours>(q, row, lane);
+  load_fragments<kD, kInFours>(q, row, p.head_dim, lane);
 }
 
 // The key, of the chunk, of a lane's score i in a tile of 8 keys. The score is in row lane / 4 + i / 2 * 8.

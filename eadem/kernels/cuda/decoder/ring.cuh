@@ -215,7 +215,7 @@ class CopyWarp {
       fill_slot([&](uint32_t slot, uint32_t part, uint32_t full) {
         if (at_.lane == 0) {
           barrier_arrive_expecting(full, kRowBoxBytes);
-          copy_codes_async(slot + part * kRowBoxBytes, rows.map, byte % kPanel, row, panel, full, policy_);
+          copy_columns_async(slot + part * kRowBoxBytes, rows.map, byte % kPanel, row, panel, full, policy_);
         }
         panel += kRowBoxPanels;
       });

@@ -50,18 +50,38 @@ inline cudaError_t make_panel_map(CUtensorMap& map, const void* data, int64_t ro
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Describes boxes of `box_rows` rows of a matrix [rows, columns] of bytes with 64 or 128 columns, a panel of which
-// arrives as wgmma.cuh says, or for 64 columns with piece i of row r at i ^ (r / 2 % 4). As above.
-inline cudaError_t make_code_map(CUtensorMap& map, const void* data, int64_t rows, int64_t columns, int box_rows) {
+// Describes boxes of `box_rows` rows and 64 columns, a panel, of a head of a tensor [rows, heads, width] of bf16, with
+// a width that is a multiple of 8. What a box has beyond the head's columns becomes zeros, too. As above.
+inline cudaError_t make_head_map(CUtensorMap& map, const void* data, int64_t rows, int64_t heads, int64_t width,
+                                 int box_rows) {
+  const auto encode = tensor_map_encoder();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  // The tensor as [heads, rows, width].
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(rows),
+                                static_cast<cuuint64_t>(heads)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(heads * width) * 2, static_cast<cuuint64_t>(width) * 2};
+  const cuuint32_t box[] = {kPanelColumns, static_cast<cuuint32_t>(box_rows), 1};
+  const cuuint32_t steps[] = {1, 1, 1};
+  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(data), extents, strides,
+                                 box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Describes boxes of `box_rows` rows and `box_columns` columns, 64 or 128, of a matrix [rows, columns] of bytes, with
+// columns a multiple of 16. A row of a box arrives as wgmma.cuh says, or one of 64 columns with piece i of row r at
+// i ^ (r / 2 % 4). As above.
+inline cudaError_t make_code_map(CUtensorMap& map, const void* data, int64_t rows, int64_t columns, int box_rows,
+                                 int box_columns) {
   const auto encode = tensor_map_encoder();
   if (encode == nullptr) return cudaErrorNotSupported;
   const cuuint64_t extents[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows), 1};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(columns * rows)};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(box_rows), 1};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows), 1};
   const cuuint32_t steps[] = {1, 1, 1};
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(data), extents, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, columns == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
@@ -100,13 +120,23 @@ __device__ inline void copy_box_async(uint32_t shared, const CUtensorMap& map, i
       "l"(&map), "r"(0), "r"(row), "r"(panel), "r"(barrier), "l"(policy)
       : "memory");
 }
-// Copies the box that begins at a row, a panel and byte `byte` of the panel, by a map of make_code_rows_map.
-__device__ inline void copy_codes_async(uint32_t shared, const CUtensorMap& map, int byte, int row, int panel,
-                                        uint32_t barrier, uint64_t policy) {
+// Copies the box that begins at an element of a row: of a panel by a map of make_code_rows_map, of a head by one of
+// make_head_map.
+__device__ inline void copy_columns_async(uint32_t shared, const CUtensorMap& map, int column, int row, int of,
+                                          uint32_t barrier, uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared),
-      "l"(&map), "r"(byte), "r"(row), "r"(panel), "r"(barrier), "l"(policy)
+      "l"(&map), "r"(column), "r"(row), "r"(of), "r"(barrier), "l"(policy)
+      : "memory");
+}
+// The same, and the L2 cache keeps the box as it does other lines.
+__device__ inline void copy_columns_async(uint32_t shared, const CUtensorMap& map, int column, int row, int of,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(shared),
+      "l"(&map), "r"(column), "r"(row), "r"(of), "r"(barrier)
       : "memory");
 }
 // As the first, and the L2 cache keeps the box as it does other lines.
