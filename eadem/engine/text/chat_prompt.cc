@@ -11,6 +11,7 @@
 #include "eadem/engine/model_files.h"
 #include "eadem/engine/text/openai_messages.h"
 #include "eadem/io/generation_config.h"
+#include "eadem/io/template/python_text.h"
 #include "eadem/io/text.h"
 
 namespace eadem::engine {
@@ -94,28 +95,38 @@ void check(const JsonValue& messages, const ChatOptions& options) {
   }
 }
 
-// `messages` with kEndMark after the text of the last one: its content, or the last part of it that has a text.
-JsonValue with_end_mark(const JsonValue& messages) {
-  const auto refuse = [] {
-    throw InvalidArgument("continue_final_message needs a last message with a text to continue");
-  };
-  JsonValue::Array all = messages.as_array();
-  const JsonValue* content = all.back().find("content");
-  if (content != nullptr && content->is_string()) {
-    all.back().set("content", content->as_string() + std::string(kEndMark));
-    return all;
-  }
-  if (content == nullptr || !content->is_array()) refuse();
-  JsonValue::Array parts = content->as_array();
+// The text of a message that is to be continued: its content, or the last part of it that has a text. Null: none.
+const JsonValue* text_to_continue(const JsonValue& message) {
+  const JsonValue* content = message.find("content");
+  if (content == nullptr || content->is_string()) return content;
+  if (!content->is_array()) return nullptr;
+  const JsonValue::Array& parts = content->as_array();
   for (size_t i = parts.size(); i-- > 0;) {
     const JsonValue* text = parts[i].is_object() ? parts[i].find("text") : nullptr;
-    if (text == nullptr || !text->is_string()) continue;
-    parts[i].set("text", text->as_string() + std::string(kEndMark));
-    all.back().set("content", std::move(parts));
+    if (text != nullptr && text->is_string()) return text;
+  }
+  return nullptr;
+}
+
+// `messages` with kEndMark after the text of the last one.
+JsonValue with_end_mark(const JsonValue& messages) {
+  const JsonValue& last = messages.as_array().back();
+  const JsonValue* text = text_to_continue(last);
+  if (text == nullptr) throw InvalidArgument("continue_final_message needs a last message with a text to continue");
+  const JsonValue marked = text->as_string() + std::string(kEndMark);
+  JsonValue::Array all = messages.as_array();
+  const JsonValue& content = *last.find("content");
+  if (content.is_string()) {
+    all.back().set("content", marked);
     return all;
   }
-  refuse();
-  return {};
+  JsonValue::Array parts;
+  for (const JsonValue& part : content.as_array()) {
+    const bool is_last = part.is_object() && part.find("text") == text;
+    parts.push_back(is_last ? JsonValue(part).set("text", marked) : part);
+  }
+  all.back().set("content", std::move(parts));
+  return all;
 }
 
 // The segments before byte `end` of their joined text.
@@ -132,15 +143,20 @@ Segments cut(Segments segments, size_t end) {
   return segments;
 }
 
-Segments cut_at_end_mark(Segments segments) {
+// `last`: the message that is continued.
+Segments cut_at_end_mark(Segments segments, const JsonValue& last) {
+  using io::chat::strip_left, io::chat::strip_right;
   const std::string text = io::join_segments(segments);
   const std::string_view bare = kEndMark.substr(0, kEndMark.size() - 1);
   size_t end = text.rfind(bare);
   if (end == std::string::npos)
     throw InvalidArgument("continue_final_message: the chat template does not write the last message's text");
+  if (text.find(strip_left(strip_right(text_to_continue(last)->as_string()))) == std::string::npos)
+    throw InvalidArgument(
+        "continue_final_message: the chat template changes the last message's text, so that it cannot be continued");
   if (!std::string_view(text).substr(end).starts_with(kEndMark)) {
     // The template strips messages; what is continued is stripped too.
-    while (end > 0 && std::string_view(" \t\n\v\f\r").find(text[end - 1]) != std::string_view::npos) --end;
+    end = strip_right(std::string_view(text).substr(0, end)).size();
   }
   return cut(std::move(segments), end);
 }
@@ -215,7 +231,15 @@ struct ChatPrompt::Impl {
   Segments render(const JsonValue& given, const ChatOptions& options, const Compiled& chosen) const {
     JsonValue messages = normalized(given);
     if (!options.openai) return write(messages, options, chosen);
-    if (has_text_parts(messages) && !reads_parts(chosen)) messages = with_joined_parts(messages);
+    for (const std::string& role : roles_with_parts(messages)) {
+      JsonValue joined = with_joined_parts(messages, role);
+      if (!are_equal(joined, with_one_part(messages, role), options, chosen)) messages = std::move(joined);
+    }
+    return write_calls(messages, options, chosen);
+  }
+
+  // With tool calls' arguments as objects, or as texts where the template wants these.
+  Segments write_calls(const JsonValue& messages, const ChatOptions& options, const Compiled& chosen) const {
     const JsonValue changed = with_object_arguments(messages);
     try {
       return write(changed, options, chosen);
@@ -223,22 +247,17 @@ struct ChatPrompt::Impl {
       if (changed == messages) throw;
       const std::exception_ptr first = std::current_exception();
       try {
-        return write(messages, options, chosen);  // a few templates want arguments as text
+        return write(messages, options, chosen);
       } catch (const InvalidArgument&) {
         std::rethrow_exception(first);
       }
     }
   }
 
-  // Whether a list of one part is written as its text is.
-  bool reads_parts(const Compiled& chosen) const {
-    const JsonValue part = JsonValue::object().set("type", "text").set("text", "Hello");
-    const auto text = [&](JsonValue content) {
-      const JsonValue message = JsonValue::object().set("role", "user").set("content", std::move(content));
-      return io::join_segments(write(JsonValue::Array{message}, {.tools = JsonValue::array()}, chosen));
-    };
+  // Whether the template writes both conversations alike.
+  bool are_equal(const JsonValue& a, const JsonValue& b, const ChatOptions& options, const Compiled& chosen) const {
     try {
-      return text(JsonValue::Array{part}) == text("Hello");
+      return io::join_segments(write_calls(a, options, chosen)) == io::join_segments(write_calls(b, options, chosen));
     } catch (const InvalidArgument&) {
       return false;
     }
@@ -258,7 +277,7 @@ struct ChatPrompt::Impl {
     input.variables.set("tools", options.tools).set("documents", options.documents);
     input.variables.set("add_generation_prompt", options.add_generation_prompt);
     Segments segments = chosen.chat->render(input);
-    return options.continue_final_message ? cut_at_end_mark(std::move(segments)) : segments;
+    return options.continue_final_message ? cut_at_end_mark(std::move(segments), messages.as_array().back()) : segments;
   }
 
   // The first special token of a trusted text; `directly`: only if nothing but white space stands before it.

@@ -239,6 +239,17 @@ TEST(ChatPrompt, RefusesOtherShapes) {
             "'tools' is an option of its own and cannot be one of the template's variables");
   EXPECT_EQ(refusal(hi, {.add_generation_prompt = false, .continue_final_message = true, .chat_template = "{{ 'x' }}"}),
             "continue_final_message: the chat template does not write the last message's text");
+  EXPECT_EQ(
+      refusal(list({message("assistant", "a</t>b")}), {.add_generation_prompt = false,
+                                                       .continue_final_message = true,
+                                                       .chat_template = "{{ messages[0].content.split('</t>')[-1] }}"}),
+      "continue_final_message: the chat template changes the last message's text, so that it cannot be continued");
+  // White space of every kind that Python strips.
+  EXPECT_EQ(io::join_segments(chat.render(list({message("assistant", "a\u3000\u00a0")}),
+                                          {.add_generation_prompt = false,
+                                           .continue_final_message = true,
+                                           .chat_template = "[{{ messages[0].content | trim }}]"})),
+            "[a");
 }
 
 // --- OpenAI's messages
@@ -273,6 +284,14 @@ TEST(ChatPrompt, ReadsOpenAiMessages) {
                  "{% if messages[0].content is string %}{{ messages[0].content }}{% else %}"
                  "{% for p in messages[0].content %}{{ p.text }}{% endfor %}{% endif %}"),
             "onetwo");
+  // Each role for itself.
+  const std::string reads_users =
+      "{% for m in messages %}{% if m.role == 'user' and m.content is not string %}{{ m.content[0].text }}"
+      "{% else %}{{ m.content }}{% endif %}|{% endfor %}";
+  EXPECT_EQ(text(list({message("user", list({part("u")})), message("tool", list({part("one"), part("two")})),
+                       message("assistant", list({part("a")}))}),
+                 reads_users),
+            "u|one\ntwo|a|");
   const JsonValue image = list({message("user", list({JsonValue::object().set("type", "image_url")}))});
   try {
     (void)text(image, "{{ 1 }}");

@@ -196,7 +196,7 @@ TokenizerSpec spec_from_json(std::string_view json, const std::string& source) {
   spec.normalizers = read_normalizers(root);
   spec.pre_tokenizers = read_pre_tokenizers(root);
   spec.decoders = read_decoders(root);
-  spec.join_with_space = spec.decoders.empty();
+  spec.join_with_space = !root.optional_object("decoder").has_value();  // an empty Sequence joins with nothing
   read_post_processor(root, spec);
   refuse_unread(root);
   return spec;
