@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // eadem: the command line. Finds the command, and turns its exceptions into a message and an exit code.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -96,6 +100,12 @@ int failed(std::string_view message) {
   return kFailed;
 }
 
+// A file that is opened while standard input, output or error is closed would become that stream.
+void open_closed_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (fcntl(stream, F_GETFD) < 0) (void)open("/dev/null", O_RDWR);  // takes the lowest number that is free
+}
+
 int guarded_main(const std::vector<std::string>& arguments) {
   std::string command;
   try {
@@ -123,4 +133,8 @@ int guarded_main(const std::vector<std::string>& arguments) {
 }  // namespace
 }  // namespace eadem::cli
 
-int main(int argc, char** argv) { return eadem::cli::guarded_main({argv + 1, argv + argc}); }
+int main(int argc, char** argv) {
+  eadem::cli::open_closed_streams();
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond a limit on files fails, and says so
+  return eadem::cli::guarded_main({argv + 1, argv + argc});
+}

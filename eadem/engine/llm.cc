@@ -45,7 +45,7 @@ CacheConfig fit_cache(const CachePlanRequest& request, int64_t free_bytes, const
   if (fixed != nullptr ? fixed->max_cache_len != 0 : paged->max_kv_memory_bytes != 0 || paged->max_cache_len != 0)
     return wanted;
   const int64_t batch = std::max<int64_t>(1, fixed != nullptr ? fixed->max_batch_size : paged->max_batch_size);
-  const int64_t context = request.context;
+  const int64_t context = request.default_context > 0 ? request.default_context : request.context;
   int64_t fits = 0;  // tokens of one sequence
   if (fixed != nullptr) {
     fits = std::max(kLeastTokens, free_bytes / 2 / std::max<int64_t>(1, request.bytes.all_per_token()) / batch);

@@ -95,8 +95,9 @@ std::shared_ptr<Device> open(const std::string& device, int64_t threads, const s
 std::optional<DType> dtype_argument(const char* name, const std::optional<std::string>& value) {
   if (!value) return std::nullopt;
   const std::optional<DType> dtype = dtype_from_name(*value);
-  if (!dtype || (*dtype != DType::f32 && *dtype != DType::bf16 && *dtype != DType::f16))
-    throw InvalidArgument("{} is '{}'; expected f32, bf16 or f16", name, *value);
+  const bool holds_f16 = std::string_view(name) == "weights";  // nothing computes activations in f16
+  if (!dtype || (*dtype != DType::f32 && *dtype != DType::bf16 && (*dtype != DType::f16 || !holds_f16)))
+    throw InvalidArgument("{} is '{}'; expected f32{}", name, *value, holds_f16 ? ", bf16 or f16" : " or bf16");
   return dtype;
 }
 

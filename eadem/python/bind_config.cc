@@ -117,6 +117,7 @@ nb::object family_class(const nb::module_& m, const ModelFamily& family) {
   const std::string name = models::config_class_name(family), types = type_names(family);
   nb::dict body;
   body["__module__"] = m.attr("__name__");
+  body["__slots__"] = nb::make_tuple();  // no other attributes
   body["__doc__"] = fmt::format(
       "Configuration of the family {} (model type{} {}).\n\nTakes the keys of a Hugging Face config.json as keywords; "
       "model_type is \"{}\" unless it is given. A key that is not honoured raises Unsupported, a value that does not "

@@ -202,12 +202,14 @@ void bind_sequential(nb::module_& m) {
           "backward",
           [](Sequential& self, const HostArray& dy) {
             return self.pass("dy", dy, [&](pipeline::Sequential& s, const TensorView& view) {
-              if (!self.went_forward) throw InvalidArgument("backward before forward");
-              return s.backward(view);
+              if (!self.went_forward) throw InvalidArgument("backward before forward: each needs one of its own");
+              Tensor dx = s.backward(view);
+              self.went_forward = false;
+              return dx;
             });
           },
           "dy"_a, nb::sig("def backward(self, dy: object) -> numpy.typing.NDArray"),
-          "The gradient of x of the last forward; gradients of the parameters add up.")
+          "The gradient of x of the last forward, which it uses up; gradients of the parameters add up.")
       .def(
           "gradient",
           [](Sequential& self, const std::string& name) {

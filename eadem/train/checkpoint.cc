@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -24,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kPrefix = "step_";
+constexpr std::string_view kPrefix = "step_";
 constexpr const char* kStateFile = "trainer.json";
 constexpr const char* kDamaged = "damaged_";
 constexpr const char* kUnfinished = ".unfinished_";
@@ -191,14 +192,13 @@ void write_checkpoint(const Trainer& trainer, const RunState& state, const Compa
 
 void save_checkpoint(const Trainer& trainer, const RunState& state, const Companions& companions,
                      const std::string& root, int64_t keep) {
-  write_checkpoint(trainer, state, companions, checkpoint_directory(root, state.step));
+  const std::string written = checkpoint_directory(root, state.step);
+  write_checkpoint(trainer, state, companions, written);
   if (!is_first_rank(trainer.mesh())) return;
-  std::vector<std::string> all = list_checkpoints(root);
+  std::vector<std::string> others = list_checkpoints(root);
+  std::erase(others, written);
   std::error_code ignored;
-  while (static_cast<int64_t>(all.size()) > keep) {
-    fs::remove_all(all.front(), ignored);
-    all.erase(all.begin());
-  }
+  for (int64_t i = 0; i + keep - 1 < std::ssize(others); ++i) fs::remove_all(others[static_cast<size_t>(i)], ignored);
 }
 
 RunState verify_checkpoint(const std::string& directory) {
@@ -262,13 +262,22 @@ std::string checkpoint_directory(const std::string& root, int64_t step) {
 }
 
 std::vector<std::string> list_checkpoints(const std::string& root) {
-  std::vector<std::string> result;
+  std::vector<std::pair<int64_t, std::string>> found;  // by step
   std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(root, error))
-    if (entry.is_directory() && entry.path().filename().string().starts_with(kPrefix))
-      result.push_back(entry.path().string());
-  // Names are zero-padded, so that sorting them orders them by step.
-  std::sort(result.begin(), result.end());
+  for (const fs::directory_entry& entry : fs::directory_iterator(root, error)) {
+    const std::string name = entry.path().filename().string();
+    if (!entry.is_directory() || !name.starts_with(kPrefix)) continue;
+    // A copy that somebody made beside them, such as step_best, is left alone.
+    const std::string_view digits = std::string_view(name).substr(kPrefix.size());
+    int64_t step = 0;
+    const auto [end, failure] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+    if (failure != std::errc() || end != digits.data() + digits.size() || step < 0) continue;
+    if (checkpoint_directory(root, step) == (fs::path(root) / name).string())
+      found.emplace_back(step, entry.path().string());
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> result;
+  for (auto& [step, directory] : found) result.push_back(std::move(directory));
   return result;
 }
 

@@ -29,7 +29,9 @@ std::string line_of(const StepMetrics& m) {
 
 std::string line_of(const EvalMetrics& m) {
   io::JsonValue json = io::JsonValue::object();
-  json.set("step", m.step).set("eval_loss", m.loss).set("eval_perplexity", std::exp(m.loss));
+  const double perplexity = std::exp(m.loss);
+  json.set("step", m.step).set("eval_loss", m.loss);
+  json.set("eval_perplexity", std::isfinite(perplexity) ? io::JsonValue(perplexity) : io::JsonValue());
   return io::to_compact_json(json);
 }
 

@@ -308,10 +308,10 @@ class Run {
       if (place == ranks - 1) end_round();
       clear(batch);
     };
+    const int64_t longest = std::min(t.sequence_length, t.batch_tokens);  // piece of a document
     for (int64_t d = 0; d < eval_data_->num_documents(); ++d) {
       const std::span<const uint32_t> document = eval_data_->document(d);
-      for (int64_t begin = 0; begin < static_cast<int64_t>(document.size()); begin += t.sequence_length) {
-        const int64_t longest = std::min(t.sequence_length, t.batch_tokens);
+      for (int64_t begin = 0; begin < static_cast<int64_t>(document.size()); begin += longest) {
         const int64_t end = std::min<int64_t>(static_cast<int64_t>(document.size()), begin + longest);
         if (static_cast<int64_t>(batch.token_ids.size()) + end - begin > t.batch_tokens) flush();
         append_piece(batch, document, begin, end);

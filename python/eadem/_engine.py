@@ -109,9 +109,9 @@ class HookRegistry:
 
     def _remove(self, hook: _Hook) -> None:
         if hook in self._hooks:
-            self._hooks.remove(hook)
             if self._engine is not None:
                 self._engine.remove_hook(hook.id)
+            self._hooks.remove(hook)
 
     def _attach(self, engine: _eadem.Engine) -> None:
         """Registers all hooks with the engine, or none where one is refused."""

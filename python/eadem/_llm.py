@@ -151,8 +151,8 @@ class LLM:
     isa          CPU instruction set; "": the best one, see available_isas()
     mode         "performance" or "accuracy": what precision is chosen where nothing else says so
     weights, activations, kv_dtype
-                 "f32", "bf16" or "f16", and for kv_dtype also "int8" or "fp8_e4m3"; None: as the mode, model and
-                 checkpoint say
+                 "f32" or "bf16", for weights and kv_dtype also "f16", and for kv_dtype "int8" or "fp8_e4m3"; None: as the
+                 mode, model and checkpoint say
     matmul_input "f32", "bf16" or "int8": the narrowest type to which products may round their activations; None: int8,
                  in mode "accuracy" f32. It rounds no further than a product gains by
     kv_cache     StaticKVCacheConfig or PagedKVCacheConfig; None: up to eight prompts run side by side, in memory for one

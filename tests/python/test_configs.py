@@ -121,6 +121,9 @@ def test_arguments_of_a_class():
     with pytest.raises(eadem.InvalidArgument, match="vocab_size"):
         eadem.GPT2Config()
 
+    with pytest.raises(AttributeError):
+        config.colour = 1
+
     class Mine(eadem.LlamaConfig):
         pass
 

@@ -134,6 +134,8 @@ def test_sequential_against_numpy():
     np.testing.assert_allclose(y, run(wide, x.astype(np.float64)), rtol=0, atol=3 * 10 * 10 * 2.0**-24)
     model.forward(x)
     dx = model.backward(dy)
+    with pytest.raises(eadem.InvalidArgument, match="each needs one of its own"):
+        model.backward(dy)
     step = 1e-6  # central differences in f64: error about step^2 plus 2^-53 / step, far below f32's
 
     def numeric(evaluate, array):

@@ -40,6 +40,21 @@ TEST_F(TrainingRun, LearnsAndWritesEverything) {
   EXPECT_NO_THROW(models::open_checkpoint(result.model_directory));
 }
 
+// Pieces of a document are as long as a pass allows, and none is left out between them.
+TEST_F(TrainingRun, EvaluatesEveryTokenOfADocument) {
+  const auto first_eval = [&](const std::string& name, int64_t batch_tokens, int64_t sequence_length) {
+    Recipe r = recipe(name, "f32", "learning_rate = 1e-9\nmin_learning_rate = 0", 4);
+    r.training.batch_tokens = batch_tokens, r.training.sequence_length = sequence_length;
+    double loss = 0;
+    RunOptions o = options();
+    o.on_step = [&](const Progress& p) { loss = p.eval_loss; };
+    run(r, o);
+    return loss;
+  };
+  // The weights are the same but for four steps of at most 1e-9 each.
+  EXPECT_NEAR(first_eval("short", 8, 8), first_eval("long", 8, 24), 1e-6);
+}
+
 TEST_F(TrainingRun, ThreadsDoNotChangeBits) {
   const Recipe one = recipe("one", "f32"), three = recipe("three", "f32");
   run(one, options(1));

@@ -45,6 +45,25 @@ class Resume : public TrainingRun {
   }
 };
 
+TEST_F(Resume, OnlyItsOwnCheckpointsCountAndTheNewestStays) {
+  const Recipe short_run = recipe("out", "f32", "keep_checkpoints = 1", 3);
+  run(short_run, options());
+  const fs::path checkpoints = root_ / "out" / "checkpoints";
+  for (const char* copy : {"step_best", "step_00000003.bak", "step_3", "step_-0000001", "step_"})
+    fs::copy(checkpoints / "step_00000003", checkpoints / copy, fs::copy_options::recursive);
+  fs::copy(checkpoints / "step_00000003", checkpoints / "step_100000003", fs::copy_options::recursive);
+  fs::copy(checkpoints / "step_00000003", checkpoints / "step_99999999", fs::copy_options::recursive);
+  EXPECT_EQ(
+      list_checkpoints(checkpoints.string()),
+      (std::vector<std::string>{(checkpoints / "step_00000003").string(), (checkpoints / "step_99999999").string(),
+                                (checkpoints / "step_100000003").string()}));
+  fs::remove_all(checkpoints / "step_100000003"), fs::remove_all(checkpoints / "step_99999999");
+  EXPECT_EQ(first_step_of_rest(recipe("out", "f32", "keep_checkpoints = 1", 6)), 4);
+  EXPECT_EQ(list_checkpoints(checkpoints.string()),
+            (std::vector<std::string>{(checkpoints / "step_00000006").string()}));
+  for (const char* copy : {"step_best", "step_00000003.bak"}) EXPECT_TRUE(fs::exists(checkpoints / copy)) << copy;
+}
+
 TEST_F(Resume, WhatChangesNothingMayChange) {
   run_until(recipe("out", "f32"), 3);
   // A comment, other spelling, a default written out, other intervals, another directory.

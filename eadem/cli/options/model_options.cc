@@ -20,6 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+const std::vector<std::string> kActivationDtypes = {"f32", "bf16"};
 const std::vector<std::string> kDtypes = {"f32", "bf16", "f16"};
 const std::vector<std::string> kKvTypes = {"f32", "bf16", "f16", "int8", "fp8_e4m3"};
 
@@ -170,9 +171,9 @@ void ModelOptions::add_kv_dtype(Arguments& arguments) {
 void ModelOptions::add_precision(Arguments& arguments) {
   arguments.section("Precision and speed");
   arguments.choice("--mode", {"performance", "accuracy"}, mode, "what defaults are tuned for (default: performance)");
-  arguments.choice("--dtype", kDtypes, dtype, "of weights, activations and KV cache at once");
+  arguments.choice("--dtype", kActivationDtypes, dtype, "of weights, activations and KV cache at once");
   arguments.choice("--weights", kDtypes, weights, "of weights (default: as the checkpoint stores them)");
-  arguments.choice("--activations", kDtypes, activations, "of activations");
+  arguments.choice("--activations", kActivationDtypes, activations, "of activations");
   arguments.choice("--matmul-input", {"f32", "bf16", "int8"}, matmul_input,
                    "the narrowest type to which products may round activations (default: int8; accuracy: f32)");
   add_kv_dtype(arguments);

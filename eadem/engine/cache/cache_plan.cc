@@ -119,7 +119,7 @@ CachePlan plan_paged(const PagedKVCacheConfig& config, const CachePlanRequest& r
                           demand.block_size, request.bytes.stride);
   int64_t num_blocks = demand.all_sequences;
   int64_t snapshots = demand.snapshots_beside(demand.cache_bytes(num_blocks) - static_cast<double>(demand.slot_bytes));
-  if (config.max_kv_memory_bytes != 0 || config.max_cache_len == 0) {
+  if (config.max_kv_memory_bytes != 0) {
     snapshots = demand.snapshots_in(config.max_kv_memory_bytes);
     const auto taken = static_cast<int64_t>(demand.snapshot_bytes(snapshots));
     num_blocks = demand.blocks_in(config.max_kv_memory_bytes - taken);
